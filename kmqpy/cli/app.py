@@ -1,4 +1,4 @@
-"""The command `kmq`: finds its subcommands, also those of other packages, and prints errors as one line."""
+"""The command `kmq`: finds its subcommands, those of other packages too, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.groups import Group
-from kmqpy.cli.options import connection_options, given_defaults
+from kmqpy.cli.options import Group, connection_options, given_defaults
 from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.foreign_names import our_name
@@ -40,7 +39,7 @@ _COMMANDS = {
     "console": ("gateway", "Show queues of any storage in a browser on this machine, until Ctrl-C."),
     "key": ("gateway", "Make, list, revoke and rotate the keys of a gateway's clients."),
     "pipeline": ("spark", "Process a queue's messages with Spark, and write the results."),
-    "spark-state": ("spark_state", "Keep the state of each message as a table, by Spark."),
+    "spark-state": ("spark", "Keep the state of each message as a table, by Spark."),
     "spark-jars": ("spark", "Print the jars that Spark needs, as spark-submit takes them."),
     "sql": ("sql", "For queues in a SQL database."),
     "zookeeper": ("zookeeper", "Queues stored in ZooKeeper: those of kmqpy.zookeeper, of Curator and kazoo."),
@@ -93,7 +92,7 @@ class Root(Group):
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Addresses: options, KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, or a file (--config, KMQ_CONFIG); "
-    "KMQ_QUEUE_URL for another storage, also where the url holds a password.",
+    "KMQ_QUEUE_URL for another storage, and for a url with a password.",
 )
 @click.version_option(package_name="kmqpy", prog_name="kmq", message="%(prog)s %(version)s")
 @connection_options
@@ -121,9 +120,7 @@ def run(args: Sequence[str]) -> int:
     replace_closed_streams()
     try:
         result: Any = kmq.main(list(args), prog_name="kmq", standalone_mode=False)
-    except click.exceptions.Abort:  # Ctrl-C, or no answer to a question
-        return _INTERRUPTED
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # Ctrl-C, or no answer to a question
         return _INTERRUPTED
     except BrokenPipeError:
         drop_stdout()
@@ -156,7 +153,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _with_our_option(error: click.NoSuchOption) -> click.UsageError:
-    """The error, with the option for what other queues call so."""
+    """The error, with the option that other queues call so."""
     options = error.ctx.command.params if error.ctx is not None else []
     names = [name for one in options for name in one.opts if name.startswith("--")]
     ours = our_name(error.option_name, names)
@@ -175,7 +172,6 @@ def _with_help(error: click.ClickException) -> str:
 
 
 def _failed(text: str, code: int = 2) -> int:
-    """Print the error; returns the exit code."""
     print_error(text)
     return code
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from kmqpy.cli import stored
-from kmqpy.cli.groups import Group
-from kmqpy.cli.options import Cli, connected_to_any, queue_argument
-from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
+from kmqpy.cli.options import LIMIT_OPTION, Cli, Group, connected_to_any, queue_argument
+from kmqpy.cli.output import confirmed, many, print_json, warn, when
 from kmqpy.queue.plain import content, headers_of
+
+_MAX_COUNTED = 10_000
+"""`kmq dlq purge` counts dead letters up to this number before it asks; of more it says "or more"."""
 
 
 @click.group(cls=Group)
@@ -30,19 +32,28 @@ def dlq() -> None:
     """
 
 
-_LIMIT_OPTION = click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
-)
-
-
 _ORIGIN_OPTION = click.option(
     "--origin", default="", metavar="NAME", help="Dead letters that came from this queue instead; Kafka only."
 )
 
 
+@contextmanager
+def _letters(cli: Cli, name: str, origin: str) -> Iterator[Any]:
+    """Open the dead letters of a queue in any storage."""
+    if cli.url is not None:
+        cli.kafka_only(origin=origin)
+        with cli.url.opened(name) as opened:
+            yield opened.dead_letters
+    else:
+        from kmqpy.kafka.dead_letters import KafkaDeadLetters
+
+        with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
+            yield letters
+
+
 @dlq.command(name="list")
 @queue_argument
-@_LIMIT_OPTION
+@LIMIT_OPTION
 @_ORIGIN_OPTION
 @connected_to_any
 def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
@@ -52,39 +63,23 @@ def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
     Example:
       kmq dlq list jobs --limit 20
     """
-    name = cli.named_queue(queue)
-    if cli.url is not None:
-        cli.kafka_only(origin=origin)
-        with cli.url.opened(name) as opened:
-            stored.print_dead_letters(opened.dead_letters.list(limit), as_json=cli.json)
-        return
-    from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
+    def row(one: Any) -> list[object]:
+        key = None if one.key is None else one.key.decode(errors="replace")
+        times = when(one.dead_since_ms), when(one.first_enqueued_ms)
+        last = _origin(one) if cli.url is None else one.size
+        return [one.id, key, one.attempts, *times, last, one.reason]
+
+    with _letters(cli, cli.named_queue(queue), origin) as letters:
         found = letters.list(limit)
-    if cli.json:
-        print_json([stored.dead_letter_object(one) for one in found])
-        return
-    print_table(
-        ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
-        [
-            [
-                one.id,
-                None if one.key is None else one.key.decode(errors="replace"),
-                one.attempts,
-                when(one.dead_since_ms),
-                when(one.first_enqueued_ms),
-                _origin(one),
-                one.reason,
-            ]
-            for one in found
-        ],
-    )
+    last = "origin" if cli.url is None else "bytes"
+    columns = ["id", "key", "attempts", "dead since", "first enqueued", last, "reason"]
+    cli.show(found, columns, row, _as_object)
 
 
 @dlq.command()
 @queue_argument
-@_LIMIT_OPTION
+@LIMIT_OPTION
 @_ORIGIN_OPTION
 @connected_to_any
 def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
@@ -96,16 +91,9 @@ def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
     Example:
       kmq dlq peek jobs --limit 1
     """
-    name = cli.named_queue(queue)
-    if cli.url is not None:
-        cli.kafka_only(origin=origin)
-        with cli.url.opened(name) as opened:
-            _print_whole(opened.dead_letters.peek(limit))
-        return
-    from kmqpy.kafka.dead_letters import KafkaDeadLetters
-
-    with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
-        _print_whole(letters.peek(limit))
+    with _letters(cli, cli.named_queue(queue), origin) as letters:
+        for one in letters.peek(limit):
+            print_json({**_as_object(one), **content("body", one.body), **headers_of(one.headers)})
 
 
 def _origin(letter: Any) -> str:
@@ -115,11 +103,11 @@ def _origin(letter: Any) -> str:
     return f"{letter.origin_topic or '?'} {letter.origin_partition}-{letter.origin_offset}"
 
 
-def _print_whole(letters: Iterable[Any]) -> None:
-    """Print dead letters with body and headers, each as a line of JSON."""
-    for one in letters:
-        shown = stored.dead_letter_object(one)
-        print_json({**shown, **content("body", one.body), **headers_of(one.headers)})
+def _as_object(one: Any) -> dict[str, Any]:
+    """Return the fields of a dead letter for JSON, without its body and headers."""
+    names = [field.name for field in dataclasses.fields(one)]
+    plain = {name: getattr(one, name) for name in names if name not in ("key", "body", "headers")}
+    return {**plain, **content("key", one.key)}
 
 
 @dlq.command()
@@ -142,28 +130,27 @@ def redrive(
       kmq dlq redrive jobs 0-17 2-4
     """
     name, ids = cli.named_queue_and(queue, ids)
-    if cli.url is not None:
-        cli.kafka_only(origin=origin, rate=rate)
-        ctx.exit(stored.redrive(cli.url, name, ids, as_json=cli.json))
-    from kmqpy.kafka.dead_letters import KafkaDeadLetters
-
-    with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
-        result = letters.run_redrive(
-            ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None
-        )
-    if sys.stderr.isatty():
-        click.echo(err=True)
-    if cli.json:
-        print_json({"queue": name, **dataclasses.asdict(result)})
-    else:
-        print_text(f"queue {name}: {many(result.redriven, 'dead letter')} sent back")
-    for one in result.not_found:
-        warn(f"no dead letter {one}")
-    for one in result.refused:
-        warn(f"dead letter {one} is too large for the queue; it stays")
-    if result.not_found:
-        warn(f"kmq dlq list {name} prints the ids there are")
-    if result.not_found or result.refused:
+    cli.kafka_only(origin=origin, rate=rate)
+    problems = []
+    with _letters(cli, name, origin) as letters:
+        if cli.url is not None:
+            count = letters.redrive(ids or None)
+            done = {"redriven": count}
+            if missing := len(set(ids)) - count if ids else 0:
+                problems = [f"{missing} of these ids name no dead letter"]
+        else:
+            on_terminal = sys.stderr.isatty()
+            result = letters.run_redrive(ids or None, rate=rate, progress=_progress if on_terminal else None)
+            if on_terminal:
+                click.echo(err=True)
+            count, done = result.redriven, dataclasses.asdict(result)
+            problems = [f"no dead letter {one}" for one in result.not_found]
+            problems += [f"dead letter {one} is too large for the queue; it stays" for one in result.refused]
+            problems += [f"kmq dlq list {name} prints the ids there are"] if result.not_found else []
+    cli.tell({"queue": name, **done}, f"queue {name}: {many(count, 'dead letter')} sent back")
+    for problem in problems:
+        warn(problem)
+    if problems:
         ctx.exit(1)
 
 
@@ -180,32 +167,13 @@ def purge(cli: Cli, queue: str | None, origin: str, *, yes: bool) -> None:
       kmq dlq purge jobs --yes
     """
     name = cli.named_queue(queue)
-    if cli.url is not None:
-        cli.kafka_only(origin=origin)
-        with cli.url.opened(name) as opened:
-            count = _purged(opened.dead_letters, name, yes=yes)
-    else:
-        from kmqpy.kafka.dead_letters import KafkaDeadLetters
-
-        with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
-            name = origin or name
-            count = _purged(letters, name, yes=yes)
-    if cli.json:
-        print_json({"queue": name, "purged": count})
-    else:
-        print_text(f"queue {name}: {many(count, 'dead letter')} deleted")
-
-
-def _purged(letters: Any, name: str, *, yes: bool) -> int:
-    """Show how many dead letters there are, ask, and delete them. Returns how many were deleted."""
-    shown = len(letters.list(_MAX_COUNTED))
-    warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _MAX_COUNTED else ''}")
-    confirmed(f"Throw away all dead letters of {name}?", yes=yes)
-    return int(letters.purge())
-
-
-_MAX_COUNTED = 10_000
-"""`kmq dlq purge` counts dead letters up to this number before it asks; of more it says "or more"."""
+    with _letters(cli, name, origin) as letters:
+        name = origin or name
+        shown = len(letters.list(_MAX_COUNTED))
+        warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _MAX_COUNTED else ''}")
+        confirmed(f"Throw away all dead letters of {name}?", yes=yes)
+        count = int(letters.purge())
+    cli.tell({"queue": name, "purged": count}, f"queue {name}: {many(count, 'dead letter')} deleted")
 
 
 def _progress(done: int, total: int) -> None:

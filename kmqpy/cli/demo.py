@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.throttle import Throttle
 
 if TYPE_CHECKING:
     from kmqpy.dev.demo import DemoReport, Progress
@@ -60,18 +61,15 @@ def demo(messages: int, as_json: bool) -> int:
 @contextmanager
 def _display(console: Console, total: int) -> Iterator[Callable[..., None]]:
     """Yield a function that shows progress: as live figures on a terminal, else as a line now and then."""
-    started = SYSTEM_CLOCK.monotonic()
+    started, throttle = SYSTEM_CLOCK.monotonic(), Throttle(_LINE_EVERY_S)
     if not console.is_terminal:
-        shown = [0.0]
 
         def line(progress: Progress) -> None:
-            now = SYSTEM_CLOCK.monotonic()
-            if now - shown[0] >= _LINE_EVERY_S:
-                shown[0] = now
+            if throttle.allows():
                 console.print(
-                    f"{now - started:5.1f} s  sent {progress.sent:,}  delivered {progress.delivered:,}  "
-                    f"acknowledged {len(progress.acknowledged):,}  dead letters {progress.dead_lettered:,}  "
-                    f"{progress.note}",
+                    f"{SYSTEM_CLOCK.monotonic() - started:5.1f} s  sent {progress.sent:,}  "
+                    f"delivered {progress.delivered:,}  acknowledged {len(progress.acknowledged):,}  "
+                    f"dead letters {progress.dead_lettered:,}  {progress.note}",
                     soft_wrap=True,
                 )
 

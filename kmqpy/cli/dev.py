@@ -5,12 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import click
 
-from kmqpy.cli.groups import Group
-from kmqpy.cli.options import Cli, connected_service
+from kmqpy.cli.options import Cli, Group, connected_service
 from kmqpy.cli.output import print_json, print_text, warn
 
 
@@ -57,16 +55,11 @@ def up(cli: Cli, brokers: str, keep: Path | None, databases: str) -> None:
 
     names = [name.strip() for name in databases.split(",") if name.strip()]
     beside = Databases(*names, keep=keep)
-
     stop = threading.Event()
-
-    def on_signal(*_: Any) -> None:
-        stop.set()
-
     warn(f"starting {', '.join(['Kafka', 'ZooKeeper', *names])} (the first time they are fetched) ...")
     with Cluster(brokers=int(brokers), keep=keep) as cluster, beside:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, on_signal)
+            signal.signal(number, lambda *_: stop.set())
         if cli.json:
             print_json({"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper, **beside.urls})
         else:

@@ -10,28 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import (
     PartlyDone,
+    as_object,
     check_stdout,
     drop_stdout,
     print_error,
     print_json,
-    print_text,
     span,
     standard_input,
     warn,
 )
-from kmqpy.cli.text import as_object
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.durations import MIN_LEASE_MS, Duration
+from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.kafka.kmq_client import KmqClient
-from kmqpy.message import Message, MessagesLike, OutgoingMessage
+from kmqpy.message import Message, OutgoingMessage
+from kmqpy.queue import Queue
 
 _MAX_READ = 256 * 1024
 """The most bytes of standard input that `kmq send` reads at once."""
@@ -61,6 +61,7 @@ as soon as a receive() returns nothing."""
 @click.pass_context
 def send(
     ctx: click.Context,
+    /,
     cli: Cli,
     queue: str | None,
     message: tuple[str, ...],
@@ -69,8 +70,7 @@ def send(
     delay: timedelta,
     partition: int | None,
     priority: int | None,
-    group: str | None,
-    dedup_id: str | None,
+    **not_on_kafka: Any,
 ) -> None:
     """Send messages: arguments, or lines of standard input.
 
@@ -91,7 +91,6 @@ def send(
         "delay": delay,
         "priority": priority or 0,
     }
-    not_on_kafka = {"group": group, "dedup_id": dedup_id}
     with _sender(cli, name, given, partition, not_on_kafka) as send_many:
         sending = _Sending(cli, send_many)
         if message:
@@ -121,29 +120,22 @@ def _sender(
     for key in more:
         raise click.UsageError(f"--{key.replace('_', '-')}: queues on Kafka have none")
     settings = cli.queue(name)
-    if milliseconds(given["delay"]) > settings.max_delay_ms:
-        limit = span(settings.max_delay_ms)
-        raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
+    _check_span("--delay", given["delay"], settings.max_delay_ms)
     with KmqClient(settings, cli.connection) as producer:
         yield partial(producer.send_many, partition=partition, **given)
 
 
 class _Sending:
-    """Sends batches of messages, prints their ids, and names those that are too large.
-
-    Counts the messages that were `sent`, and those that were `refused` as too large.
-    """
+    """Sends batches of messages, prints their ids, and names and counts those `refused` as too large."""
 
     def __init__(self, cli: Cli, send_many: SendMany) -> None:
-        self._json = cli.json
-        self._on_kafka = cli.url is None
+        self._cli = cli
         self._send_many = send_many
         self._handled = 0
         self.sent = 0
         self.refused = 0
 
     def send(self, batch: list[bytes]) -> None:
-        """Send a batch; if a message of the batch is too large, send its messages one by one."""
         try:
             self._done(self._send(batch))
         except MessageError:  # no message of the batch was sent; otherwise Unfinished is raised
@@ -169,23 +161,16 @@ class _Sending:
     def _done(self, ids: list[str]) -> None:
         self.sent += len(ids)
         try:
-            self._print(ids)
+            for one in ids:
+                partition, _, offset = one.partition("-") if self._cli.url is None else ("", "", "")
+                place = {"partition": int(partition), "offset": int(offset)} if partition else {}
+                self._cli.tell({"id": one, **place}, one)
         except BrokenPipeError:  # the rest of the input must be sent all the same
             drop_stdout()
 
-    def _print(self, ids: list[str]) -> None:
-        for one in ids:
-            if not self._json:
-                print_text(one)
-            elif self._on_kafka:
-                partition, _, offset = one.partition("-")
-                print_json({"id": one, "partition": int(partition), "offset": int(offset)})
-            else:
-                print_json({"id": one})
-
 
 def _lines() -> Iterator[list[bytes]]:
-    """Yield the lines of standard input in batches: as many lines as have arrived, up to `_MAX_BATCH`."""
+    """Yield the lines of standard input as they arrive, in batches."""
     begun: list[bytes] = []  # pieces of the last line; joined once, because the line may be huge
     read: Any = standard_input("give messages as arguments").buffer.read1  # type: ignore[attr-defined]
     while chunk := read(_MAX_READ):
@@ -235,7 +220,7 @@ def receive(
 
     \b
     Fields: receipt queue id key body headers attempts enqueued_ms first_enqueued_ms lease_until_ms; on
-    Kafka partition and offset, too. What is no UTF-8 text is in key_base64, body_base64, headers_base64.
+    Kafka partition and offset, too. What is not UTF-8 text is in key_base64, body_base64, headers_base64.
 
     \b
     Example:
@@ -273,58 +258,35 @@ def receive(
     if interrupted:
         ctx.exit(interrupted[0])
     if not count:
-        hint = "" if _may_have_tracker(cli) else "; no tracker runs, so nothing is redelivered: kmq tracker"
+        has_tracker = cli.ask_registry(lambda registry: bool(registry.trackers()), otherwise=True)
+        hint = "" if has_tracker else "; no tracker runs, so nothing is redelivered: kmq tracker"
         warn(f"no message within {span(milliseconds(wait))}{hint}")
-
-
-class Receiver(Protocol):
-    """The object from which `kmq receive` takes messages: a KmqClient, or a queue of another storage."""
-
-    def receive(self, max_messages: int, *, wait: Duration, lease: Duration | None) -> Sequence[Message]: ...  # noqa: D102
-    def ack(self, *messages: MessagesLike) -> None: ...  # noqa: D102
-    def nack(self, *messages: MessagesLike, count: bool) -> None: ...  # noqa: D102
-    def flush(self) -> None: ...  # noqa: D102
 
 
 @contextmanager
 def _receiver(
     cli: Cli, name: str, lease: timedelta | None, holder: str | None
-) -> Iterator[tuple[Receiver, Callable[[], bool]]]:
+) -> Iterator[tuple[Queue, Callable[[], bool]]]:
     """Yield the receiver of the queue, and a function that returns True once messages can come."""
     if cli.url is not None:
         cli.kafka_only(holder=holder)
         with cli.url.opened(name) as queue:
-            _check_lease(lease, round(queue.max_lease * 1000))
+            _check_span("--lease", lease, round(queue.max_lease * 1000))
             yield queue, lambda: True
         return
     settings = cli.queue(name)
-    _check_lease(lease, settings.max_lease_ms)
+    _check_span("--lease", lease, settings.max_lease_ms)
     holder = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
     with KmqClient(settings, cli.connection, holder=holder) as client:
         yield client, lambda: bool(client.partitions)
 
 
-def _check_lease(lease: timedelta | None, longest_ms: int) -> None:
-    """Raise click's BadParameter if the lease is longer than the queue allows."""
-    if lease is not None and milliseconds(lease) > longest_ms:
-        raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint="--lease")
+def _check_span(option: str, value: timedelta | None, longest_ms: int) -> None:
+    if value is not None and milliseconds(value) > longest_ms:
+        raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint=option)
 
 
-def _may_have_tracker(cli: Cli) -> bool:
-    """False if the queue needs a tracker and ZooKeeper says that none runs."""
-    if cli.url is not None or not cli.has_registry:
-        return True
-    from kmqpy.kafka.admin.registry import Registry
-    from kmqpy.zookeeper.session import connect
-
-    try:
-        with connect(cli.zookeeper, timeout=2) as zookeeper:
-            return bool(Registry(zookeeper, cli.connection.root).trackers())
-    except KmqError:
-        return True
-
-
-def _print(client: Receiver, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:
+def _print(client: Queue, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:
     """Print messages; with `ack`, acknowledge each that was printed.
 
     Gives messages back that could not be printed; their delivery does not count as an attempt.

@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kmqpy.cli.output import warn
+from kmqpy.cli.output import print_json, print_table, print_text, warn
 from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # at run time, what a command does not need costs it up to a 
     from kmqpy.kafka.admin.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
 _GIVEN = "kmqpy.given"
 """The key under which click's context keeps the shared options that were given."""
@@ -50,6 +51,24 @@ _REQUEST_S = 10.0
 _FIRST_CONTACT_S = 2.2
 """A command gives up if a service has not answered within this time, in seconds. With the start of the
 process, a command with a wrong address takes less than 3 s."""
+
+
+class Group(click.Group):
+    """A group that suggests the nearest of its commands for an unknown name, or else tells all of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            names = self.list_commands(ctx)
+            if not args or args[0] in names:
+                raise
+            group = ctx.command_path
+            others = "" if ctx.parent is None else f"; {group} has {', '.join(names)}"
+            hint = nearest(args[0], names) or others
+            raise click.UsageError(f"{args[0]!r} is not a command{hint}; see {group} --help", ctx) from error
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -88,14 +107,13 @@ class _MomentType(click.ParamType):  # type: ignore[type-arg]  # generic in newe
         try:
             return max(0, round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000))
         except (OverflowError, ValueError):
-            self.fail(f"{value!r} is no time that can be told", param, ctx)
+            self.fail(f"{value!r} is out of the range of times", param, ctx)
 
 
 MOMENT = _MomentType()
 
 
 def milliseconds(value: timedelta) -> int:
-    """Return a duration in whole ms."""
     return value // timedelta(milliseconds=1)
 
 
@@ -108,7 +126,7 @@ class Cli:
     tables        tables of the config file for other parts of kmqpy
     named         the names of connection settings that an option, the environment or the config file gave
     url           the storage that --queue-url or KMQ_QUEUE_URL names; None: Kafka
-    queue_in_url  the name of the queue in the url, also in one of Kafka; empty if there is none
+    queue_in_url  the name of the queue in the url, even in one of Kafka; empty if there is none
     """
 
     connection: KafkaConnection
@@ -127,11 +145,35 @@ class Cli:
             raise ConfigError(f"config file: {name} is not a table")
         return table
 
-    def admin(self) -> Admin:
-        """Open the administration of the queues on this connection."""
+    def tell(self, value: Any, text: str) -> None:
+        """Print what a command did: `value` as JSON, or else `text`."""
+        if self.json:
+            print_json(value)
+        else:
+            print_text(text)
+
+    def show(
+        self,
+        found: Iterable[Any],
+        columns: Sequence[str],
+        row: Callable[[Any], Sequence[Any]],
+        as_object: Callable[[Any], dict[str, Any]] = asdict,
+    ) -> None:
+        """Print a list: each `as_object` in JSON, or else as a `row` of a table."""
+        if self.json:
+            print_json([as_object(one) for one in found])
+        else:
+            print_table(columns, map(row, found))
+
+    @contextmanager
+    def admin(self, *, new_root: bool = False) -> Iterator[Admin]:
+        """Open the administration of queues on Kafka; `new_root`: a root that does not exist is made."""
         from kmqpy.kafka.admin.admin import Admin
 
-        return Admin(self.connection, self.zookeeper)
+        with Admin(self.connection, self.zookeeper) as admin:
+            if not new_root:
+                self.check_root(admin)
+            yield admin
 
     def queue(self, name: str) -> QueueSettings:
         """Return the settings of queue `name`: from the registry, or without ZooKeeper from kmq.queues."""
@@ -179,7 +221,6 @@ class Cli:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Queue]:
-        """Open the queue of this name, in Kafka or the storage of the url."""
         if self.url is not None:
             with self.url.opened(name) as queue:
                 yield queue
@@ -188,6 +229,19 @@ class Cli:
 
             with KmqClient(self.queue(name), self.connection, self.zookeeper) as queue:
                 yield queue
+
+    def ask_registry(self, question: Callable[[Registry], V], otherwise: V) -> V:
+        """Return what the registry says; `otherwise` without one, and if ZooKeeper does not answer soon."""
+        if self.url is not None or not self.has_registry:
+            return otherwise
+        from kmqpy.kafka.admin.registry import Registry
+        from kmqpy.zookeeper.session import connect
+
+        try:
+            with connect(self.zookeeper, timeout=2) as zookeeper:
+                return question(Registry(zookeeper, self.connection.root))
+        except KmqError:
+            return otherwise
 
     def kafka_only(self, **options: object) -> None:
         """Raise click's UsageError if one of these options was given together with a url."""
@@ -205,47 +259,36 @@ class Cli:
             )
 
 
+_CONNECTION_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--bootstrap",), {"metavar": "HOSTS", "help": "Kafka, host:port[,host:port] (KMQ_BOOTSTRAP)."}),
+    (("--zookeeper",), {"metavar": "HOSTS", "help": "ZooKeeper, the same (KMQ_ZOOKEEPER)."}),
+    (("--root",), {"metavar": "ZNODE", "help": "Where kmqpy's znodes are (KMQ_ROOT) [/kmq]."}),
+    (("--config",), {"metavar": "FILE", "help": "TOML file with these settings (KMQ_CONFIG)."}),
+    (
+        ("-X", "kafka"),
+        {"metavar": "KEY=VALUE", "multiple": True, "help": "A setting of librdkafka; repeatable."},
+    ),
+    (
+        ("-Z", "zookeeper_security"),
+        {"metavar": "KEY=VALUE", "multiple": True, "help": "A setting of [zookeeper_security]; repeatable."},
+    ),
+    (
+        ("--queue-url",),
+        {"metavar": "URL", "help": "The storage of the queues, and perhaps the queue (KMQ_QUEUE_URL)."},
+    ),
+    (("-o", "--output"), {"type": click.Choice(["text", "json"]), "help": "How to print [text]."}),
+    (("-v", "--verbose"), {"is_flag": True, "default": None, "help": "Log to stderr."}),
+)
+
+
 def connection_options(function: F) -> F:
-    """Add the options that say where Kafka and ZooKeeper are, and how to print."""
-    options = [
-        click.option("--bootstrap", metavar="HOSTS", help="Kafka, host:port[,host:port] (KMQ_BOOTSTRAP)."),
-        click.option("--zookeeper", metavar="HOSTS", help="ZooKeeper, the same (KMQ_ZOOKEEPER)."),
-        click.option("--root", metavar="ZNODE", help="Where kmqpy's znodes are (KMQ_ROOT) [/kmq]."),
-        click.option("--config", metavar="FILE", help="TOML file with these settings (KMQ_CONFIG)."),
-        click.option(
-            "-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A setting of librdkafka; repeatable."
-        ),
-        click.option(
-            "-Z",
-            "zookeeper_security",
-            metavar="KEY=VALUE",
-            multiple=True,
-            help="A setting of [zookeeper_security]; repeatable.",
-        ),
-        click.option(
-            "--queue-url",
-            metavar="URL",
-            help="The storage of the queues, and perhaps the queue (KMQ_QUEUE_URL).",
-        ),
-        click.option("-o", "--output", type=click.Choice(["text", "json"]), help="How to print [text]."),
-        click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
-    ]
-    for option in reversed(options):
-        function = _kept_option(option)(function)
+    """Add the options that say where Kafka and ZooKeeper are, and how to print.
+
+    Click's context keeps their values; the command does not get them.
+    """
+    for names, settings in reversed(_CONNECTION_OPTIONS):
+        function = click.option(*names, expose_value=False, callback=_keep, **settings)(function)
     return function
-
-
-def _kept_option(option: Callable[[F], F]) -> Callable[[F], F]:
-    """Have an option's value kept in click's context, not passed to the command."""
-
-    def decorate(function: F) -> F:
-        function = option(function)
-        parameter = function.__click_params__[-1]  # type: ignore[attr-defined]
-        parameter.expose_value = False
-        parameter.callback = _keep
-        return function
-
-    return decorate
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -262,6 +305,11 @@ def given_defaults(ctx: click.Context) -> dict[str, Any]:
     return {key: value for key, value in ctx.meta.get(_GIVEN, {}).items() if value}
 
 
+LIMIT_OPTION = click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
+)
+
+
 def queue_argument(function: F) -> F:
     """Add the argument QUEUE, which is left out where --queue-url names the queue."""
     return click.argument("queue", required=False, metavar="QUEUE")(function)
@@ -273,31 +321,22 @@ def connected(function: Callable[..., Any]) -> Callable[..., Any]:
     The command gives up soon if Kafka or ZooKeeper does not answer at all. It works with queues on Kafka
     only: click's UsageError refuses a --queue-url.
     """
-    return connection_options(_with_cli(_impatient(function), any_storage=False))
+    return connection_options(_with_cli(function, any_storage=False))
 
 
 def connected_to_any(function: Callable[..., Any]) -> Callable[..., Any]:
     """Like connected(), for a command that works with queues of any storage."""
-    return connection_options(_with_cli(_impatient(function), any_storage=True))
+    return connection_options(_with_cli(function, any_storage=True))
 
 
 def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
     """Like connected(), for a command that runs as a service: it waits for servers that are just starting."""
-    return connection_options(_with_cli(function, any_storage=False))
+    return connection_options(_with_cli(function, any_storage=False, is_service=True))
 
 
-def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a command give up if the first answer of a service takes longer than `_FIRST_CONTACT_S`."""
-
-    @functools.wraps(function)
-    def impatient(*args: Any, **kwargs: Any) -> Any:
-        with first_contact_within(_FIRST_CONTACT_S):
-            return function(*args, **kwargs)
-
-    return impatient
-
-
-def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..., Any]:
+def _with_cli(
+    function: Callable[..., Any], *, any_storage: bool, is_service: bool = False
+) -> Callable[..., Any]:
     """Call a command with a `Cli`, and add hints to its errors: a queue's similar name, a missing address."""
 
     @functools.wraps(function)
@@ -308,7 +347,8 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
             command = context.command_path
             raise click.UsageError(f"{command} is for Kafka only; leave --queue-url and {URL_VARIABLE} out")
         try:
-            return function(cli, *args, **kwargs)
+            with nullcontext() if is_service else first_contact_within(_FIRST_CONTACT_S):
+                return function(cli, *args, **kwargs)
         except TopicError as error:
             is_new = context.command.name == "create"  # then no other queue is meant
             hint = "" if is_new else _nearest_queue(cli, kwargs)
@@ -325,21 +365,11 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
 
 
 def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
-    """Return `; did you mean …?` if the given name is not registered, but a similar one is.
-
-    Empty otherwise, and if ZooKeeper does not answer.
-    """
+    """Return `; did you mean …?` if the given name is not registered, but a similar one is; else empty."""
     name = arguments.get("queue") or arguments.get("name")
-    if cli.url is not None or not cli.has_registry or not isinstance(name, str):
+    if not isinstance(name, str):
         return ""
-    from kmqpy.kafka.admin.registry import Registry
-    from kmqpy.zookeeper.session import connect
-
-    try:
-        with connect(cli.zookeeper, timeout=2) as zookeeper:
-            names = Registry(zookeeper, cli.connection.root).names()
-    except KmqError:
-        return ""
+    names: list[str] = cli.ask_registry(lambda registry: registry.names(), otherwise=[])
     return "" if name in names else nearest(name, names)
 
 
@@ -381,7 +411,6 @@ def _cli_of(ctx: click.Context) -> Cli:
 
 
 def _storage_url(option: str | None) -> StorageUrl | None:
-    """Return the storage that the option or else the variable names; None, for Kafka, if that is empty."""
     text = os.environ.get(URL_VARIABLE, "") if option is None else option
     return StorageUrl.of(text, on_command_line=option is not None) if text else None
 

@@ -12,13 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.logs import printable, printable_json, printable_lines
 from kmqpy.core.throttle import Throttle
+from kmqpy.queue.plain import content, headers_of
+
+if TYPE_CHECKING:
+    from kmqpy.message import Message
+    from kmqpy.queue import QueueDescription
 
 _MIN_REDRAW_S = 0.1
 """counted() shows no new number within this time, in seconds, after the last one."""
@@ -33,13 +38,30 @@ def print_json(value: Any) -> None:
     click.echo(printable_json(value))
 
 
+def as_object(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that `kmq receive` prints, on Kafka with the place of its record."""
+    place = {name: getattr(message, name) for name in ("partition", "offset") if hasattr(message, name)}
+    return {
+        "receipt": message.receipt,
+        "queue": message.queue,
+        "id": message.id,
+        **place,
+        **content("key", message.key),
+        **content("body", message.body),
+        **headers_of(message.headers),
+        "attempts": message.attempts,
+        "enqueued_ms": message.enqueued_ms,
+        "first_enqueued_ms": message.first_enqueued_ms,
+        "lease_until_ms": message.lease_until_ms,
+        **({} if message.group is None else {"group": message.group}),
+    }
+
+
 def print_text(text: str = "") -> None:
-    """Print one line on stdout."""
     click.echo(printable(text))
 
 
 def print_lines(text: str) -> None:
-    """Print text of several lines on stdout."""
     click.echo(printable_lines(text))
 
 
@@ -95,13 +117,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         click.echo(line.rstrip())
 
 
+def print_sizes(found: QueueDescription) -> None:
+    """Print how many messages a queue of another storage than Kafka holds, as a table."""
+    holds = found.settings.get("on_dead_letter") == "hold"
+    held = {"held groups": found.held_groups} if holds else {}
+    sizes = (found.ready + found.delayed, found.in_flight, found.delayed, found.dead)
+    columns = ["queue", "depth", "in flight", "delayed", "dead", *held]
+    print_table(columns, [[found.name, *sizes, *held.values()]])
+
+
 def warn(text: str) -> None:
     """Print one line on stderr that begins with `kmq:`."""
     click.echo(printable("kmq: " + " ".join(text.split())), err=True)
 
 
 def print_error(text: object) -> None:
-    """Print one line on stderr that begins with `kmq: error:`."""
     warn(f"error: {text}")
 
 

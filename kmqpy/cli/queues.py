@@ -9,15 +9,11 @@ from typing import Any
 
 import click
 
-from kmqpy.cli import stored
-from kmqpy.cli.groups import Group
-from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
-from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
+from kmqpy.cli.options import DURATION, Cli, Group, connected_to_any, milliseconds, pairs, queue_argument
+from kmqpy.cli.output import confirmed, many, print_json, print_sizes, print_table, print_text, span, warn
 from kmqpy.core.settings import build
-from kmqpy.kafka.admin.admin import Admin, QueueDetails
 from kmqpy.kafka.admin.queue_alteration import ALTERABLE
 from kmqpy.kafka.settings import MARKER_FORMATS, QueueSettings
-from kmqpy.kafka.topics import QueueTopics
 from kmqpy.queue.storage import refuse_unalterable
 
 
@@ -66,46 +62,37 @@ _SETTINGS = (
         type=_LimitType(),
         help="Messages of a group that may be in flight; with --queue-url.",
     ),
+    click.option("--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting; repeatable."),
 )
-_SHARES = {"fair", "max_in_flight_per_group"}
+_DURATIONS = ("lease", "max_delay", "max_lease")
+_SHARES = ("fair", "max_in_flight_per_group")
+_OF_ANY_STORAGE = {"max_redeliveries", "collapse", *_DURATIONS, *_SHARES}
+_SETTING_NAMES = (
+    "max_redeliveries",
+    "collapse",
+    "markers",
+    "late_acks",
+    "retry_lane",
+    "priorities",
+    *_SHARES,
+)
+_TOPIC_NAMES = ("markers_topic", "dead_letter_topic", "consumer_group", "redelivery_count_header")
 
 
 def _setting_options(function: Any) -> Any:
-    """Add the options for settings that `kmq queue create` and `kmq queue alter` have both."""
     for option in reversed(_SETTINGS):
         function = option(function)
     return function
 
 
-_more_settings = click.option(
-    "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting; repeatable."
-)
-
-
-def _changes(
-    max_redeliveries: int | str | None,
-    markers: str | None,
-    late_acks: bool | None,
-    others: dict[str, Any],
-    **durations: timedelta | None,
-) -> dict[str, int | str | bool]:
-    """Return the settings that were given as options, by their names; durations in ms."""
-    changes: dict[str, int | str | bool] = {
-        f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
-    }
-    changes |= {key: value for key, value in others.items() if value is not None}
-    if markers is not None:
-        changes["markers"] = markers
-    if late_acks is not None:
-        changes["late_acks"] = late_acks
-    if max_redeliveries is not None:
-        changes["max_redeliveries"] = max_redeliveries
-    return changes
-
-
-def _refuse_shares(changes: Mapping[str, Any]) -> None:
-    if _SHARES & changes.keys():
+def _changes(cli: Cli, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings given as options, durations in ms; refuse those that the storage does not have."""
+    cli.kafka_only(**{key: value for key, value in given.items() if key not in _OF_ANY_STORAGE})
+    if cli.url is None and any(given[key] is not None for key in _SHARES):
         raise click.UsageError("--fair and --max-in-flight-per-group are for queues of --queue-url")
+    durations = {f"{key}_ms": given[key] and milliseconds(given[key]) for key in _DURATIONS}
+    found = {**durations, **{key: given.get(key) for key in _SETTING_NAMES}}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 @click.group(cls=Group)
@@ -123,34 +110,16 @@ def queue() -> None:
 @queue_argument
 @click.option("--partitions", type=int, help="As many clients can receive at once [as in the topic, or 1].")
 @click.option("--replication", type=int, help="Copies of each record [3, or as many as brokers].")
-@_setting_options
 @click.option("--markers-topic", help="[QUEUE__markers]")
 @click.option("--dead-letter-topic", help="[QUEUE__undelivered]")
 @click.option("--consumer-group", help="[kmq-QUEUE]")
 @click.option("--redelivery-count-header", help="[kmq-redelivery-count]")
-@click.option("--collapse", is_flag=True, help="Of equal messages that wait, hand one out; for good.")
-@_more_settings
+@click.option(
+    "--collapse", is_flag=True, default=None, help="Of equal messages that wait, hand one out; for good."
+)
+@_setting_options
 @connected_to_any
-def create(
-    cli: Cli,
-    queue: str | None,
-    partitions: int | None,
-    replication: int | None,
-    retention: timedelta | None,
-    max_redeliveries: int | str | None,
-    lease: timedelta | None,
-    max_delay: timedelta | None,
-    max_lease: timedelta | None,
-    markers: str | None,
-    late_acks: bool | None,
-    collapse: bool,
-    more: tuple[str, ...],
-    retry_lane: bool | None,
-    priorities: int | None,
-    fair: bool | None,
-    max_in_flight_per_group: int | str | None,
-    **names: str | None,
-) -> None:
+def create(cli: Cli, queue: str | None, more: tuple[str, ...], **given: Any) -> None:
     """Create a queue.
 
     Creates the queue's topics, and its entry in the registry, by which trackers know it. Topics that exist
@@ -163,51 +132,27 @@ def create(
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
-    lanes = {"retry_lane": retry_lane, "priorities": priorities}
-    others = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group, **lanes}
-    changes = _changes(
-        max_redeliveries, markers, late_acks, others, lease=lease, max_delay=max_delay, max_lease=max_lease
-    )
-    if collapse:
-        changes["collapse"] = True
+    changes, set_too = _changes(cli, given), dict(pairs(more, "--set"))
     if cli.url is not None:
-        of_topics = {"partitions": partitions, "replication": replication, "retention": retention}
-        cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **lanes, **names)
-        stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
+        with cli.url.storage(for_create=True) as storage:
+            storage.create(name, **{**cli.url.settings, **changes, **set_too})
+            cli.tell(storage.describe(name).settings, f"queue {name}")
         return
-    _refuse_shares(changes)
-    given = {key: value for key, value in names.items() if value}
-    settings = build(QueueSettings, {"name": name}, dict(pairs(more, "--set")), changes, given)
-    with cli.admin() as admin:
-        there = " exists already" if _exists(admin, cli, name) else ""
+    names = {key: given[key] for key in _TOPIC_NAMES if given[key]}
+    settings = build(QueueSettings, {"name": name}, set_too, changes, names)
+    with cli.admin(new_root=True) as admin:
+        known = cli.has_registry and any(one.settings.name == name for one in admin.list_queues())
         topics = admin.create_queue(
-            settings if changes or given else name,
-            partitions=partitions,
-            replication=replication,
-            retention=retention,
+            settings if changes or set_too or names else name,
+            partitions=given["partitions"],
+            replication=given["replication"],
+            retention=given["retention"],
         )
         made = admin.settings(name) if cli.has_registry else settings.unregistered()
-    if cli.json:
-        print_json(_created(made, topics))
-    else:
-        print_text(
-            f"queue {name}{there}: {many(topics.partitions, 'partition')}, "
-            f"{many(topics.queue.replication, 'replica')}"
-        )
-
-
-def _exists(admin: Admin, cli: Cli, name: str) -> bool:
-    """True if the registry has the queue; False without ZooKeeper."""
-    return cli.has_registry and any(one.settings.name == name for one in admin.list_queues())
-
-
-def _created(settings: QueueSettings, topics: QueueTopics) -> dict[str, Any]:
-    """Return the JSON object that `kmq queue create` prints."""
-    return {
-        **dataclasses.asdict(settings),
-        "partitions": topics.partitions,
-        "replication": topics.queue.replication,
-    }
+    sizes = {"partitions": topics.partitions, "replication": topics.queue.replication}
+    shown = f"{many(topics.partitions, 'partition')}, {many(topics.queue.replication, 'replica')}"
+    there = " exists already" if known else ""
+    cli.tell({**dataclasses.asdict(made), **sizes}, f"queue {name}{there}: {shown}")
 
 
 @queue.command(name="list")
@@ -220,10 +165,14 @@ def list_(cli: Cli) -> None:
       kmq queue list -o json
     """
     if cli.url is not None:
-        stored.list_queues(cli.url, as_json=cli.json)
+        with cli.url.storage() as storage:
+            names = storage.list()
+            if cli.json:
+                print_json([storage.describe(name).settings for name in names])
+            else:
+                print_table(["queue"], [[name] for name in names])
         return
     with cli.admin() as admin:
-        cli.check_root(admin)
         found = admin.list_queues()
     if cli.json:
         print_json(
@@ -233,19 +182,12 @@ def list_(cli: Cli) -> None:
             ]
         )
         return
-    print_table(
-        ["queue", "partitions", "lease", "max redeliveries", ""],
-        [
-            [
-                one.settings.name,
-                one.partitions,
-                span(one.settings.lease_ms),
-                "none" if one.settings.max_redeliveries is None else one.settings.max_redeliveries,
-                "deleting" if one.deleting else "",
-            ]
-            for one in found
-        ],
-    )
+    rows = []
+    for one in found:
+        limit, lease = one.settings.max_redeliveries, span(one.settings.lease_ms)
+        limits = [lease, "none" if limit is None else limit]
+        rows.append([one.settings.name, one.partitions, *limits, "deleting" if one.deleting else ""])
+    print_table(["queue", "partitions", "lease", "max redeliveries", ""], rows)
 
 
 @queue.command()
@@ -260,102 +202,62 @@ def describe(cli: Cli, queue: str | None) -> None:
     """
     name = cli.named_queue(queue)
     if cli.url is not None:
-        stored.describe(cli.url, name, as_json=cli.json)
+        with cli.url.storage() as storage:
+            held = storage.describe(name)
+        if cli.json:
+            print_json(dataclasses.asdict(held))
+        else:
+            _print_settings(held.settings)
+            print_text()
+            print_sizes(held)
         return
     with cli.admin() as admin:
-        cli.check_root(admin)
         found = admin.describe_queue(name)
+    settings = dataclasses.asdict(found.settings)
+    topics = [{**dataclasses.asdict(one), "config": _shown_config(one.config)} for one in found.topics]
+    trackers = [
+        {"partition": p, "owner": found.owners.get(p), "stored_offset": found.offsets.get(p)}
+        for p in range(found.partitions)
+    ]
     if cli.json:
-        print_json(_described(found))
+        about = {"registered": found.registered, "deleting": found.deleting, "partitions": found.partitions}
+        print_json({"queue": name, **about, "settings": settings, "topics": topics, "trackers": trackers})
         return
-    for key, value in dataclasses.asdict(found.settings).items():
-        if isinstance(value, tuple):
-            value = ",".join(value) or None
-        shown = "none" if value is None else span(value) if key.endswith("_ms") else value
-        print_text(f"{key.removesuffix('_ms'):<26}{shown}")
+    _print_settings(settings)
     print_text(f"{'registered':<26}{'deleting' if found.deleting else 'yes' if found.registered else 'no'}")
     print_text()
     print_table(
         ["topic", "partitions", "replicas", "id"],
-        [
-            [
-                topic.name,
-                topic.partitions,
-                topic.replication,
-                topic.topic_id,
-            ]
-            for topic in found.topics
-        ],
+        [[topic.name, topic.partitions, topic.replication, topic.topic_id] for topic in found.topics],
     )
-    for topic in found.topics:
+    for topic in topics:
         print_text()
-        print_text(topic.name)
-        for key, value in _shown_config(topic.config).items():
+        print_text(topic["name"])
+        for key, value in topic["config"].items():
             print_text(f"  {key:<32}{value}")
     print_text()
-    print_table(
-        ["partition", "tracker", "stored offset"],
-        [[p, found.owners.get(p), found.offsets.get(p)] for p in range(found.partitions)],
-    )
+    print_table(["partition", "tracker", "stored offset"], [[*one.values()] for one in trackers])
 
 
-_SHOWN_CONFIG = (
-    "retention.ms",
-    "retention.bytes",
-    "cleanup.policy",
-    "message.timestamp.type",
-    "max.message.bytes",
-    "min.insync.replicas",
-    "unclean.leader.election.enable",
-)
-"""The settings of topics that `kmq queue describe` shows."""
+def _print_settings(settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
+        shown = ",".join(value) if isinstance(value, tuple) else value
+        shown = "none" if value in (None, ()) else span(value) if key.endswith("_ms") else shown
+        print_text(f"{key.removesuffix('_ms'):<26}{shown}")
 
 
-def _shown_config(config: dict[str, str]) -> dict[str, str]:
-    return {key: config[key] for key in _SHOWN_CONFIG if key in config}
-
-
-def _described(found: QueueDetails) -> dict[str, Any]:
-    """Return the JSON object that `kmq queue describe` prints."""
-    return {
-        "queue": found.settings.name,
-        "registered": found.registered,
-        "deleting": found.deleting,
-        "partitions": found.partitions,
-        "settings": dataclasses.asdict(found.settings),
-        "topics": [
-            {**dataclasses.asdict(topic), "config": _shown_config(topic.config)} for topic in found.topics
-        ],
-        "trackers": [
-            {"partition": p, "owner": found.owners.get(p), "stored_offset": found.offsets.get(p)}
-            for p in range(found.partitions)
-        ],
-    }
+def _shown_config(config: Mapping[str, str]) -> dict[str, str]:
+    shown = ["retention.ms", "retention.bytes", "cleanup.policy", "message.timestamp.type"]
+    shown += ["max.message.bytes", "min.insync.replicas", "unclean.leader.election.enable"]
+    return {key: config[key] for key in shown if key in config}
 
 
 @queue.command()
 @queue_argument
 @click.option("--partitions", type=int, help="Add partitions up to this number; fewer is not possible.")
 @_setting_options
-@_more_settings
 @connected_to_any
-def alter(
-    cli: Cli,
-    queue: str | None,
-    partitions: int | None,
-    retention: timedelta | None,
-    max_redeliveries: int | str | None,
-    lease: timedelta | None,
-    max_delay: timedelta | None,
-    max_lease: timedelta | None,
-    markers: str | None,
-    late_acks: bool | None,
-    more: tuple[str, ...],
-    retry_lane: bool | None,
-    priorities: int | None,
-    fair: bool | None,
-    max_in_flight_per_group: int | str | None,
-) -> None:
+def alter(cli: Cli, queue: str | None, more: tuple[str, ...], **given: Any) -> None:
     """Change a queue while it is used.
 
     Clients take the new settings when they are made, trackers of Kafka's queues at once. Keys move to other
@@ -369,41 +271,24 @@ def alter(
       kmq queue alter jobs --retry-lane --priorities 3
       kmq --queue-url sqlite:///jobs.db queue alter jobs --set retry_delays=
     """
-    lanes = {"retry_lane": retry_lane, "priorities": priorities}
-    others = {"fair": fair, "max_in_flight_per_group": max_in_flight_per_group, **lanes}
-    changes = _changes(
-        max_redeliveries,
-        markers,
-        late_acks,
-        others,
-        lease=lease,
-        max_delay=max_delay,
-        max_lease=max_lease,
-    )
-    if not changes and not more and partitions is None and retention is None:
+    if not more and all(value is None for value in given.values()):
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")
     name = cli.named_queue(queue)
+    changes, set_too = _changes(cli, given), dict(pairs(more, "--set"))
     if cli.url is not None:
-        of_topics = {"partitions": partitions, "retention": retention}
-        cli.kafka_only(**of_topics, markers=markers, late_acks=late_acks, **lanes)
-        stored.alter(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
+        with cli.url.storage() as storage:
+            storage.alter(name, **{**changes, **set_too})
+            cli.tell(storage.describe(name).settings, f"queue {name} changed")
         return
-    _refuse_shares(changes)
-    set_too = dict(pairs(more, "--set"))
     refuse_unalterable(set_too, ALTERABLE)
+    of_topics = {key: given[key] for key in ("partitions", "retention")}
     with cli.admin() as admin:
-        cli.check_root(admin)
-        settings = admin.alter_queue(
-            name, partitions=partitions, retention=retention, **{**set_too, **changes}
-        )
+        settings = admin.alter_queue(name, **of_topics, **{**set_too, **changes})
         if {"retry_lane", "priorities"} & {**set_too, **changes}.keys():
             if settings.draining_lanes:
                 warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
             settings = admin.remove_lanes(name)  # also what an earlier call has left
-    if cli.json:
-        print_json(dataclasses.asdict(settings))
-    else:
-        print_text(f"queue {name} changed")
+    cli.tell(dataclasses.asdict(settings), f"queue {name} changed")
 
 
 @queue.command()
@@ -433,28 +318,35 @@ def delete(
     name = cli.named_queue(queue)
     if if_empty and leftovers:
         raise click.UsageError("--if-empty is for queues that are registered, --leftovers for others")
+    question = f"{name}, with all messages and dead letters?"
+    done: dict[str, Any] = {"queue": name, "deleted": True}
     if cli.url is not None:
         cli.kafka_only(leftovers=leftovers)
-        stored.delete(cli.url, name, yes=yes, if_empty=if_empty, as_json=cli.json)
+        with cli.url.storage() as storage:
+            held = storage.describe(name)
+            count = held.ready + held.delayed + held.in_flight
+            shown = f"{many(count, 'message')}, {many(held.dead, 'dead letter')}"
+            if if_empty and (count or held.dead):
+                raise click.UsageError(f"queue {name} is not empty: {shown}")
+            warn(f"to be deleted: {shown}")
+            confirmed(f"Delete queue {question}", yes=yes)
+            storage.delete(name)
+        cli.tell(done, f"queue {name} deleted")
         return
     with cli.admin() as admin:
-        cli.check_root(admin)
         found = admin.deletion(name, leftovers=leftovers)
         for topic, count in found.topics.items():
-            warn(f"to be deleted: topic {topic} with {_records(count)}")
+            records = f"about {many(count, 'record')}" if count else "no records"
+            warn(f"to be deleted: topic {topic} with {records}")
         for topic, other in found.kept.items():
             warn(f"kept: topic {topic}, which queue {other} uses")
         what = f"{many(len(found.topics), 'topic')} left over from a queue" if leftovers else "queue"
-        confirmed(f"Delete {what} {name}, with all messages and dead letters?", yes=yes)
+        confirmed(f"Delete {what} {question}", yes=yes)
         found = admin.delete_queue(name, timeout=timeout, if_empty=if_empty, leftovers=leftovers)
-    if cli.json:
-        print_json({"queue": name, "deleted": True, "topics": list(found.topics), "kept": list(found.kept)})
-    else:
-        print_text(f"{'topics of ' if leftovers else ''}queue {name} deleted")
-
-
-def _records(count: int) -> str:
-    return f"about {many(count, 'record')}" if count else "no records"
+    cli.tell(
+        {**done, "topics": list(found.topics), "kept": list(found.kept)},
+        f"{'topics of ' if leftovers else ''}queue {name} deleted",
+    )
 
 
 @click.command()
@@ -469,17 +361,18 @@ def purge(cli: Cli, queue: str | None, *, yes: bool) -> None:
       kmq purge jobs --yes
     """
     name = cli.named_queue(queue)
-    if cli.url is not None:
-        stored.purge(cli.url, name, yes=yes, as_json=cli.json)
-        return
-    with cli.admin() as admin:
-        cli.check_root(admin)
-        held = admin.stats(name)
-        about = "" if held.exact else "up to "
-        warn(f"to be deleted: {about}{many(held.depth, 'message')} waiting, {held.in_flight} in flight")
+
+    def ask(waiting: str, in_flight: int) -> None:
+        warn(f"to be deleted: {waiting} waiting, {in_flight} in flight")
         confirmed(f"Delete every message of queue {name}?", yes=yes)
-        count = admin.purge(name)
-    if cli.json:
-        print_json({"queue": name, "purged": count})
+
+    if cli.url is not None:
+        with cli.url.opened(name) as opened:
+            ask(many(opened.size(), "message"), opened.in_flight())
+            count = opened.purge()
     else:
-        print_text(f"queue {name}: {many(count, 'message')} deleted")
+        with cli.admin() as admin:
+            held = admin.stats(name)
+            ask(f"{'' if held.exact else 'up to '}{many(held.depth, 'message')}", held.in_flight)
+            count = admin.purge(name)
+    cli.tell({"queue": name, "purged": count}, f"queue {name}: {many(count, 'message')} deleted")

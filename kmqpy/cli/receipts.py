@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
+from typing import Any
 
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected_to_any
-from kmqpy.cli.output import print_error, print_json, print_text, standard_input, warn
+from kmqpy.cli.output import print_error, standard_input, warn
 from kmqpy.errors import ConfigError, ReceiptError, TopicError
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.receipt import Receipt
@@ -60,15 +61,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
 @connected_to_any
 @click.pass_context
-def nack(
-    ctx: click.Context,
-    cli: Cli,
-    receipts: tuple[str, ...],
-    delay: timedelta | None,
-    reason: str | None,
-    *,
-    no_count: bool,
-) -> None:
+def nack(ctx: click.Context, /, cli: Cli, receipts: tuple[str, ...], *, no_count: bool, **given: Any) -> None:
     """Give messages back: they are redelivered.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
@@ -80,11 +73,8 @@ def nack(
     Example:
       kmq nack 1.WyJqb2JzIiwi... --delay 30s --reason "no disk space"
     """
-
-    def act(client: Finisher, receipt: str) -> None:
-        client.nack(receipt, delay=delay, count=not no_count, reason=reason)
-
-    _apply(ctx, cli, receipts, "given back", act)
+    given["count"] = not no_count
+    _apply(ctx, cli, receipts, "given back", lambda client, receipt: client.nack(receipt, **given))
 
 
 @click.command()
@@ -110,7 +100,7 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
       kmq extend 1.WyJqb2JzIiwi... --lease 5m
     """
 
-    def act(client: Finisher, receipt: str) -> None:
+    def act(client: Queue, receipt: str) -> None:
         if client.extend(receipt, lease=lease):
             raise ReceiptError(f"receipt: {receipt!r} has no lease any more that could be extended")
 
@@ -143,7 +133,7 @@ def _apply(
     cli: Cli,
     receipts: tuple[str, ...],
     done_word: str,
-    act: Callable[[Finisher, str], object],
+    act: Callable[[Queue, str], object],
 ) -> None:
     """Call `act` with each receipt and a client of its queue, then print how many messages were `done_word`.
 
@@ -151,7 +141,7 @@ def _apply(
     receipt could be used. Without any receipt it says so on stderr and exits with 0, for pipes.
     """
     done = failed = 0
-    clients: dict[str, Finisher] = {}
+    clients: dict[str, Queue] = {}
     with ExitStack() as stack:
         for text in dict.fromkeys(receipts) or _from_stdin():
             try:
@@ -165,28 +155,21 @@ def _apply(
                 print_error(error)
         for client in clients.values():
             client.flush(_FLUSH_TIMEOUT_S)
-    if cli.json:
-        print_json({"done": done, "failed": failed})
-    elif done:
-        print_text(f"{done} {done_word}")
+    if cli.json or done:
+        cli.tell({"done": done, "failed": failed}, f"{done} {done_word}")
     if failed:
         ctx.exit(1 if done else 2)
     elif not done:
         warn("no receipts came on standard input")
 
 
-Finisher = KmqClient | Queue
-"""An object that finishes messages by their receipts: on Kafka a KmqClient, else a Queue."""
-
-
 def _queue_named_by(cli: Cli, receipt: str) -> str:
-    """Return the name of the receipt's queue; raises ReceiptError."""
     if cli.url is None:
         return Receipt.parse(receipt).queue
     return cli.url.queue or queue_named_in(receipt)
 
 
-def _finisher(cli: Cli, name: str) -> AbstractContextManager[Finisher]:
+def _finisher(cli: Cli, name: str) -> AbstractContextManager[Queue]:
     """Open the queue of this name; on Kafka a client that writes markers and receives nothing."""
     if cli.url is not None:
         return cli.url.opened(name)
@@ -201,7 +184,7 @@ def _from_stdin() -> Iterable[str]:
     """Yield the receipts on standard input: of each line, or of JSON over several lines, as jq prints it."""
     begun: list[str] = []  # lines of JSON that has not ended
     for line in standard_input("give receipts as arguments").buffer:
-        text = line.decode(errors="replace").rstrip()  # what is no text will be refused as no receipt
+        text = line.decode(errors="replace").rstrip()  # what is not text will be refused
         goes_on = begun and (not text or text[0] in " \t")
         if begun and not goes_on:
             if text[0] in "]}":
@@ -218,7 +201,6 @@ def _from_stdin() -> Iterable[str]:
 
 
 def _receipts_in(text: str) -> Iterable[str]:
-    """Yield a receipt, or those in JSON: of a message, of several, or as strings."""
     if text[0] in '[{"':
         try:
             found = json.loads(text)

@@ -1,12 +1,13 @@
-"""The commands `kmq spark-jars` and `kmq pipeline`."""
+"""The commands `kmq spark-jars`, `kmq pipeline` and `kmq spark-state`."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,13 +16,65 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
-from kmqpy.cli.output import PartlyDone, print_json, print_lines, print_text, warn
-from kmqpy.cli.spark_session import builder_of, check_session_options, session_options
+from kmqpy.cli.output import PartlyDone, print_json, print_lines, warn
 from kmqpy.kafka.admin.stats import queue_stats
 from kmqpy.kafka.settings import QueueSettings
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from kmqpy.spark.pipeline import Progress
+
+
+_SESSION_OPTIONS = (
+    click.option("--master", metavar="URL", help="Spark's master [local[*,4], or what spark-submit says]."),
+    click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*]."),
+    click.option(
+        "--packages", metavar="COORDINATES", multiple=True, help="Maven packages for Spark; repeatable."
+    ),
+    click.option(
+        "--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; repeatable."
+    ),
+)
+
+
+def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where Spark is, and with which settings and packages it runs."""
+    for option in reversed(_SESSION_OPTIONS):
+        command = option(command)
+    return command
+
+
+def builder_of(given: Mapping[str, Any], name: str, needed: Mapping[str, str]) -> SparkSession.Builder:
+    """Return the builder of a session called `name`.
+
+    given   the options of session_options()
+    needed  settings that the session must have; they overrule --conf
+    """
+    from pyspark.sql import SparkSession
+
+    from kmqpy.spark.portable import SETTINGS
+
+    conf: dict[str, Any] = dict(pairs(given["settings"], "--conf"))
+    for key in conf:
+        if not key.startswith("spark."):
+            raise click.UsageError(f"--conf {key}: is not a setting of Spark; those begin with spark.")
+    for key, value in {**SETTINGS, **needed}.items():
+        added = key == "spark.sql.extensions" and key in conf
+        conf[key] = f"{conf[key]},{value}" if added else value
+    builder: SparkSession.Builder = SparkSession.builder.appName(name)
+    if given["remote"]:
+        builder = builder.remote(given["remote"])
+    elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
+        builder = builder.master(given["master"] or "local[*,4]")
+        if (given["master"] or "local").startswith("local"):  # Spark's default, 200, is for a cluster
+            builder = builder.config("spark.sql.shuffle.partitions", "4")
+    return builder.config(map=conf)
+
+
+def _check_session_options(given: Mapping[str, Any]) -> None:
+    if given["master"] and given["remote"]:
+        raise click.UsageError("--master and --remote: give one of them")
 
 
 @click.command(name="spark-jars")
@@ -51,10 +104,7 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
                 f"--sink {name}: has no jars of its own; delta, postgresql and sqlite have"
             )
     paths = [str(path) for path in spark_jars(f"spark-{name}" for name in sinks)]
-    if cli.json:
-        print_json(paths)
-    else:
-        print_text(",".join(paths))
+    cli.tell(paths, ",".join(paths))
 
 
 @click.command(name="pipeline", short_help="Process a queue's messages with Spark, and write the results.")
@@ -127,7 +177,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         raise click.UsageError("--drain and --follow: give one of them")
     if given["follow"] and (given["aggregate"] or given["report"]):
         raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
-    check_session_options(given)
+    _check_session_options(given)
     if given["aggregate"] and given["form"] not in FOLDER_FORMATS:
         raise click.UsageError(f"--aggregate: of files and Delta tables only, not of {given['form']}")
     sink = Sink(
@@ -155,17 +205,15 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
                 spark,
                 settings,
                 cli.connection,
-                schema=given["schema"],
                 sink=sink,
                 function=function,
-                drain=given["drain"],
-                follow=given["follow"],
                 stop=stopping,
                 progress=progress,
                 on_skipped=skipped.append,
-                trigger=given["trigger"],
-                max_batch=given["max_batch"],
-                lease=given["lease"],
+                **{
+                    name: given[name]
+                    for name in ("schema", "drain", "follow", "trigger", "max_batch", "lease")
+                },
             )
         if skipped:
             warn(f"{sum(skipped):,} messages were deleted (a purge, retention) before the pipeline read them")
@@ -200,12 +248,9 @@ def _summarize(cli: Cli, queue: QueueSettings) -> None:
     """Print what a stopped run has left in the queue: quickly, unlike the report of the queue's health."""
     found = queue_stats(cli.connection, queue)
     left = {name: getattr(found, name) for name in ("depth", "in_flight", "dead_letters")}
-    if cli.json:
-        print_json({"stopped": True, **left})
-    else:
-        words = {"depth": "waiting"}
-        shown = ", ".join(f"{n:,} {words.get(name, name.replace('_', ' '))}" for name, n in left.items())
-        print_text(f"stopped; what was written is acknowledged. The queue holds: {shown}")
+    shown = f"{found.depth:,} waiting, {found.in_flight:,} in flight, {found.dead_letters:,} dead letters"
+    text = f"stopped; what was written is acknowledged. The queue holds: {shown}"
+    cli.tell({"stopped": True, **left}, text)
 
 
 @contextmanager
@@ -228,7 +273,7 @@ def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None
 
 
 def _load_function(name: str) -> Any:
-    """Import the function `module:name`, also from the current folder; executors get its module's code."""
+    """Import the function `module:name`, from the current folder too; executors get its module's code."""
     module_name, _, attribute = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -253,3 +298,50 @@ def _stop_signal() -> Callable[[], bool]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     return stopping.is_set
+
+
+@click.command(name="spark-state", short_help="Keep the state of each message as a table, by Spark.")
+@click.argument("queue")
+@click.option("--table", required=True, metavar="DIR", help="A folder of its own; made where there is none.")
+@click.option("--restart", is_flag=True, help="Make the table anew, from all that Kafka keeps.")
+@session_options
+@connected
+def spark_state(cli: Cli, queue: str, **given: Any) -> None:
+    """Bring a table with the state of each message up to date, and count the messages.
+
+    It reads what was written since the last run, whatever the queue holds beside. The table is a folder of
+    Parquet files, which KmqSpark.state_table() reads.
+
+    \b
+    Example:
+      kmq spark-state jobs --table /data/jobs-state
+    """
+    from kmqpy.spark import KmqSpark  # first: it says which packages are missing
+    from kmqpy.spark.checkpoint import cause
+    from kmqpy.spark.session import start, stop
+
+    from py4j.protocol import Py4JError  # isort: skip
+    from pyspark.errors import PySparkException  # isort: skip
+    from pyspark.sql import functions as F  # noqa: N812  # isort: skip
+
+    _check_session_options(given)
+    settings = cli.queue(queue)
+    spark = start(builder_of(given, f"kmq spark-state {queue}", {}), packages=given["packages"])
+    try:
+        kmq = KmqSpark(spark, cli.connection, settings)
+        table = kmq.state_table(given["table"])
+        update = table.update(restart=given["restart"])
+        found = kmq.depth(table.messages()).withColumn("oldest_pending_ms", F.unix_millis("oldest_pending"))
+        depth: Any = found.drop("oldest_pending").toPandas()
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        raise click.ClickException(f"Spark: {cause(str(error))}") from error
+    finally:
+        stop(spark)
+    if cli.json:
+        rows = json.loads(depth.to_json(orient="records"))
+        print_json({"version": update.version, "markers": update.markers, "depth": rows})
+    else:
+        print_lines(
+            f"{depth.to_string(index=False)}\n\nversion {update.version}: {update.markers:,} markers read, "
+            f"{update.blocks_written:,} of {update.blocks:,} blocks written"
+        )

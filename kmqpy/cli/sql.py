@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kmqpy.cli.groups import Group
+from kmqpy.cli.options import Group
 from kmqpy.storages.sql.statements import DIALECTS, Names, script
 from kmqpy.storages.sql.tables import DialectName
 

@@ -5,25 +5,34 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import click
 
-from kmqpy.cli import stored
-from kmqpy.cli.options import DURATION, MOMENT, Cli, connected_to_any, queue_argument
-from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
+from kmqpy.cli.options import DURATION, LIMIT_OPTION, MOMENT, Cli, connected_to_any, queue_argument
+from kmqpy.cli.output import (
+    as_object,
+    confirmed,
+    distance,
+    many,
+    print_json,
+    print_sizes,
+    print_table,
+    print_text,
+    warn,
+)
 from kmqpy.cli.storage_url import StorageUrl
-from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
+from kmqpy.queue import Orphan
+from kmqpy.queue.plain import content
 
 
 @click.command(name="in-flight")
 @queue_argument
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
-)
+@LIMIT_OPTION
 @connected_to_any
 def in_flight(cli: Cli, queue: str | None, limit: int) -> None:
     """List messages taken and not acknowledged.
@@ -38,31 +47,27 @@ def in_flight(cli: Cli, queue: str | None, limit: int) -> None:
     name = cli.named_queue(queue)
     if cli.url is not None:
         with cli.url.opened(name) as opened:
-            stored.print_orphans(opened.orphans()[:limit], as_json=cli.json)
+            _print_orphans(cli, opened.orphans()[:limit])
         return
+
+    def row(one: Any) -> list[object]:
+        times = distance(one.since_ms), distance(one.lease_until_ms)
+        about = one.attempts, one.reason, one.receipt
+        return [one.partition, one.offset, one.state, one.holder, *times, *about]
+
+    columns = [
+        "partition",
+        "offset",
+        "state",
+        "holder",
+        "since",
+        "lease ends",
+        "attempts",
+        "reason",
+        "receipt",
+    ]
     with cli.admin() as admin:
-        cli.check_root(admin)
-        found = admin.in_flight(name, limit)
-    if cli.json:
-        print_json([dataclasses.asdict(one) for one in found])
-        return
-    print_table(
-        ["partition", "offset", "state", "holder", "since", "lease ends", "attempts", "reason", "receipt"],
-        [
-            [
-                one.partition,
-                one.offset,
-                one.state,
-                one.holder,
-                distance(one.since_ms),
-                distance(one.lease_until_ms),
-                one.attempts,
-                one.reason,
-                one.receipt,
-            ]
-            for one in found
-        ],
-    )
+        cli.show(admin.in_flight(name, limit), columns, row)
 
 
 @click.command()
@@ -86,7 +91,22 @@ def orphans(cli: Cli, queue: str | None, older_than: timedelta | None, queued_be
         raise click.UsageError("give --older-than or --queued-before, not both")
     with cli.opened(cli.named_queue(queue)) as opened:
         found = opened.orphans(older_than, queued_before_ms=queued_before)
-        stored.print_orphans(found, as_json=cli.json)
+        _print_orphans(cli, found)
+
+
+def _print_orphans(cli: Cli, found: Sequence[Orphan]) -> None:
+    def as_object(one: Orphan) -> dict[str, Any]:
+        message = one.message
+        times = {"since_ms": one.since_ms, "lease_until_ms": one.lease_until_ms}
+        body = {} if message is None else content("body", message.body)
+        about = {"attempts": None if message is None else message.attempts, **body}
+        return {"receipt": one.receipt, "holder": one.holder, **times, **about}
+
+    def row(one: Orphan) -> list[object]:
+        attempts = None if one.message is None else one.message.attempts
+        return [one.holder, distance(one.since_ms), distance(one.lease_until_ms), attempts, one.receipt]
+
+    cli.show(found, ["holder", "since", "lease ends", "attempts", "receipt"], row, as_object)
 
 
 @click.command()
@@ -105,11 +125,8 @@ def peek(cli: Cli, queue: str | None, limit: int) -> None:
     with cli.opened(cli.named_queue(queue)) as opened:
         for message in opened.peek(limit):
             shown = as_object(message)
-            print_json({key: value for key, value in shown.items() if key not in _TAKE_FIELDS})
-
-
-_TAKE_FIELDS = ("receipt", "lease_until_ms")
-"""Fields that only a taken message has."""
+            del shown["receipt"], shown["lease_until_ms"]  # only a taken message has them
+            print_json(shown)
 
 
 @click.command()
@@ -127,10 +144,7 @@ def size(cli: Cli, queue: str | None) -> None:
     name = cli.named_queue(queue)
     with cli.opened(name) as opened:
         count = opened.size()
-    if cli.json:
-        print_json({"queue": name, "size": count})
-    else:
-        print_text(str(count))
+    cli.tell({"queue": name, "size": count}, str(count))
 
 
 @click.command()
@@ -156,49 +170,31 @@ def stats(cli: Cli, queue: str | None) -> None:
     """
     name = cli.named_queue(queue)
     if cli.url is not None:
-        stored.stats(cli.url, name, as_json=cli.json)
+        with cli.url.storage() as storage:
+            held = storage.describe(name)
+        if not cli.json:
+            print_sizes(held)
+            return
+        sizes = {key: getattr(held, key) for key in ("ready", "delayed", "in_flight", "dead")}
+        if held.settings.get("on_dead_letter") == "hold":
+            sizes["held_groups"] = held.held_groups
+        print_json({"queue": name, "depth": held.ready + held.delayed, **sizes})
         return
     with cli.admin() as admin:
-        cli.check_root(admin)
         found = admin.stats(name)
     if cli.json:
         print_json(dataclasses.asdict(found))
         return
-    print_table(
-        [
-            "partition",
-            "depth",
-            "in flight",
-            "delayed",
-            "overdue",
-            "dead",
-            "oldest",
-            "tracker",
-            "offset",
-        ],
-        [
-            *(
-                [*_count_cells(str(part.partition), part), part.owner, part.stored_offset]
-                for part in found.partitions
-            ),
-            *([*_count_cells(lane.queue, lane), "", ""] for lane in found.lanes),
-            [*_count_cells("total", found), "", ""],
-        ],
-    )
+    columns = ["partition", "depth", "in flight", "delayed", "overdue", "dead", "oldest", "tracker", "offset"]
+    rows = [[*_counts(str(one.partition), one), one.owner, one.stored_offset] for one in found.partitions]
+    lanes = [[*_counts(lane.queue, lane), "", ""] for lane in found.lanes]
+    print_table(columns, [*rows, *lanes, [*_counts("total", found), "", ""]])
 
 
-def _count_cells(name: str, part: QueueStats | PartitionStats) -> list[object]:
-    """Return the cells of a row that `kmq stats` prints."""
+def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
     about = "" if part.exact else "~"
-    return [
-        name,
-        f"{about}{part.depth}",
-        part.in_flight,
-        part.delayed,
-        part.overdue,
-        f"{about}{part.dead_letters}",
-        distance(part.oldest_ms),
-    ]
+    waiting = [f"{about}{part.depth}", part.in_flight, part.delayed, part.overdue]
+    return [name, *waiting, f"{about}{part.dead_letters}", distance(part.oldest_ms)]
 
 
 @click.command()
@@ -231,7 +227,6 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, logs: 
         _print_findings([_durability(cli.url)], as_json=cli.json)
         return
     with cli.admin() as admin:
-        cli.check_root(admin)
         if fix and (unusable := admin.unusable_znodes(queue)):
             for znode in unusable:
                 warn(f"{znode.path}: {znode.why}")
@@ -301,7 +296,6 @@ def _durability(url: StorageUrl) -> Finding:
 
 
 def _end_hanging(admin: Admin, queue: str | None, *, yes: bool) -> list[str]:
-    """End transactions of kmqpy that nobody ends, after asking; returns the places of those that ended."""
     found = [one for one in admin.own_hanging(queue) if one.may_be_ended]
     places = ["{}, partition {}".format(*one.hanging.place) for one in found]
     if found:

@@ -84,5 +84,4 @@ class StorageUrl:
 
 
 def _parameters(url: str) -> list[str]:
-    """Return the parameters of a url, each as `key=value`."""
     return url.partition("?")[2].split("&")

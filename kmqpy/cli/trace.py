@@ -92,24 +92,12 @@ def _print(life: MessageLife, *, as_json: bool) -> None:
     lost = ": its log was cut back" if life.state is LifeState.LOST else ""
     key = "" if life.key is None else f", key {life.key}"
     print_text(f"{life.queue} {records}: {life.state}{lost}{key}")
-    print_table(
-        ["time", "message", "event", "by", "for", "copy", "about"],
-        [
-            [
-                when(event.at_ms),
-                event.record,
-                event.what,
-                event.by,
-                None if event.for_ms is None else span(max(0, event.for_ms)),
-                event.copy,
-                _about(event),
-            ]
-            for event in life.events
-        ],
-    )
+    print_table(["time", "message", "event", "by", "for", "copy", "about"], map(_row, life.events))
 
 
-def _about(event: LifeEvent) -> str:
+def _row(event: LifeEvent) -> list[object]:
+    lasts = None if event.for_ms is None else span(max(0, event.for_ms))
     words = [event.reason, "late: it was finished before" if event.late else None]
     words.append(None if event.counts else "not an attempt")
-    return "; ".join(word for word in words if word)
+    about = "; ".join(word for word in words if word)
+    return [when(event.at_ms), event.record, event.what, event.by, lasts, event.copy, about]

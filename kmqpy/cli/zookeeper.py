@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kmqpy.cli.groups import Group
-from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
+from kmqpy.cli.options import LIMIT_OPTION, Cli, Group, connected
+from kmqpy.cli.output import confirmed, many, warn, when
 from kmqpy.errors import ConfigError
 from kmqpy.queue.plain import content
 
 if TYPE_CHECKING:
-    from kmqpy.zookeeper.queue import ZkQueue
+    from kmqpy.zookeeper.queue import DeadItem, ZkQueue
 
 
 @click.group(cls=Group)
@@ -31,14 +30,16 @@ def zookeeper() -> None:
 @zookeeper.command()
 @click.argument("path")
 @click.option("--lock-path", metavar="ZNODE", help="Curator's lock path: locked items stay.")
-@click.option("--any-name", is_flag=True, help="Remove also children not named like a queue's items.")
+@click.option(
+    "--any-name", is_flag=True, help="Also remove children that are not named like a queue's items."
+)
 @click.option("--yes", is_flag=True, help="Don't ask; what is removed is shown all the same.")
 @connected
 def drain(cli: Cli, path: str, lock_path: str | None, *, any_name: bool, yes: bool) -> None:
-    """Throw away the items of a queue at PATH, also of one too full for its own consumers.
+    """Throw away the items of a queue at PATH, even of one too full for its own consumers.
 
     They are removed in pieces, the znode of the queue stays. Items that are being consumed stay where
-    that can be seen, other znodes than items as well. Znodes that are no queues are refused.
+    that can be seen, and so do other znodes than items. Znodes that are not queues are refused.
 
     \b
     Example:
@@ -62,10 +63,8 @@ def drain(cli: Cli, path: str, lock_path: str | None, *, any_name: bool, yes: bo
         count = remove(zk, plans, _progress if sys.stderr.isatty() else lambda _done: None)
     if sys.stderr.isatty():
         click.echo(err=True)
-    if cli.json:
-        print_json({"path": path, "removed": count, "locked": sum(one.locked for one in plans)})
-    else:
-        print_text(f"{path}: {many(count, 'znode')} removed")
+    done = {"path": path, "removed": count, "locked": sum(one.locked for one in plans)}
+    cli.tell(done, f"{path}: {many(count, 'znode')} removed")
 
 
 def _progress(done: int) -> None:
@@ -107,13 +106,7 @@ def stats(cli: Cli, queues: tuple[str, ...], queue_root: str) -> None:
     """
     with _unit_of_work(cli, queue_root) as queue:
         found = [queue.stats(name) for name in queues or queue.queues()]
-    if cli.json:
-        print_json([dataclasses.asdict(one) for one in found])
-    else:
-        print_table(
-            ["queue", "items", "taken", "dead letters"],
-            [[one.queue, one.items, one.taken, one.dead] for one in found],
-        )
+    cli.show(found, ["queue", "items", "taken", "dead letters"], lambda one: [*dataclasses.astuple(one)])
 
 
 @zookeeper.group(cls=Group)
@@ -128,9 +121,7 @@ def dlq() -> None:
 
 @dlq.command(name="list")
 @click.argument("queue")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
-)
+@LIMIT_OPTION
 @_ROOT_OPTION
 @connected
 def list_(cli: Cli, queue: str, limit: int, queue_root: str) -> None:
@@ -142,24 +133,16 @@ def list_(cli: Cli, queue: str, limit: int, queue_root: str) -> None:
     """
     with _unit_of_work(cli, queue_root) as opened:
         found = opened.dead_letters(queue).list(limit)
-    if cli.json:
-        print_json(
-            [
-                {
-                    "queue": one.queue,
-                    "name": one.name,
-                    "taken": one.taken,
-                    "died_ms": one.died_ms,
-                    **content("body", one.body),
-                }
-                for one in found
-            ]
-        )
-    else:
-        print_table(
-            ["name", "taken", "dead since", "bytes"],
-            [[one.name, one.taken, when(one.died_ms), len(one.body)] for one in found],
-        )
+
+    def as_object(one: DeadItem) -> dict[str, Any]:
+        shown = dataclasses.asdict(one)
+        body = shown.pop("body")
+        return {**shown, **content("body", body)}
+
+    def row(one: DeadItem) -> list[object]:
+        return [one.name, one.taken, when(one.died_ms), len(one.body)]
+
+    cli.show(found, ["name", "taken", "dead since", "bytes"], row, as_object)
 
 
 @dlq.command()
@@ -179,12 +162,9 @@ def redrive(ctx: click.Context, cli: Cli, queue: str, names: tuple[str, ...], qu
     """
     with _unit_of_work(cli, queue_root) as opened:
         count = opened.dead_letters(queue).redrive(names or None)
-    if cli.json:
-        print_json({"queue": queue, "redriven": count})
-    else:
-        print_text(f"queue {queue}: {many(count, 'dead letter')} sent back")
+    cli.tell({"queue": queue, "redriven": count}, f"queue {queue}: {many(count, 'dead letter')} sent back")
     if names and count < len(set(names)):
-        warn(f"some names are none of dead letters; kmq zookeeper dlq list {queue} prints those there are")
+        warn(f"some names are not those of dead letters; kmq zookeeper dlq list {queue} prints them")
         ctx.exit(1)
 
 
@@ -205,7 +185,4 @@ def purge(cli: Cli, queue: str, queue_root: str, *, yes: bool) -> None:
         warn(f"to be deleted: {many(letters.size(), 'dead letter')}")
         confirmed(f"Throw away all dead letters of {queue}?", yes=yes)
         count = letters.purge()
-    if cli.json:
-        print_json({"queue": queue, "purged": count})
-    else:
-        print_text(f"queue {queue}: {many(count, 'dead letter')} deleted")
+    cli.tell({"queue": queue, "purged": count}, f"queue {queue}: {many(count, 'dead letter')} deleted")

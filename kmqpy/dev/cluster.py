@@ -3,19 +3,16 @@
 import json
 import logging
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from kmqpy.dev import kafka, remade_files, watchdog, zookeeper
+from kmqpy.dev import kafka, remade_files, zookeeper
 from kmqpy.dev.class_archive import ClassArchive, archive_for
 from kmqpy.dev.jars import cache_folder, jar_set, remove_damaged
 from kmqpy.dev.java import find_java
 from kmqpy.dev.ports import free_ports, is_free
-from kmqpy.dev.server import Server, ServerKind, check_platform
+from kmqpy.dev.server import Server, ServerKind, Servers, check_platform, stop_all
 from kmqpy.errors import ClusterError, ConfigError
 
 _log = logging.getLogger(__name__)
@@ -36,13 +33,10 @@ JVM_OPTIONS = (
 
 
 BrokerSettings = Mapping[str, str] | Callable[[int, Sequence[int]], Mapping[str, str]]
-"""Settings for all brokers, or a function that returns them for a broker's number and its two ports.
-
-The ports are the one for clients and the one for controllers.
-"""
+"""Settings for all brokers, or a function of a broker's number and its ports, for clients and controllers."""
 
 
-class Cluster:
+class Cluster(Servers):
     """Runs Kafka brokers and ZooKeeper servers as child processes, on loopback only.
 
     At the end of the `with` block they are stopped, and their data is removed. If the process that started
@@ -66,16 +60,14 @@ class Cluster:
     ) -> None:
         if brokers < 0 or zookeepers < 1:
             raise ConfigError(f"brokers={brokers}, zookeepers={zookeepers}: at least 0 and 1")
-        self.folder: Path | None = None
+        super().__init__(keep)
         self._counts = {"kafka": brokers, "zookeeper": zookeepers}
-        self._keep = keep
         self._settings: dict[str, BrokerSettings] = {
             "kafka": broker_settings or {},
             "zookeeper": zookeeper_settings or {},
         }
         self._jvm_options = (*JVM_OPTIONS, *jvm_options)
         self._ports: dict[str, list[list[int]]] = {}
-        self._watchdog: subprocess.Popen[bytes] | None = None
         self._brokers: list[Server] = []
         self._zookeepers: list[Server] = []
         self._archives: dict[str, ClassArchive | None] = {}
@@ -99,12 +91,6 @@ class Cluster:
         """Return a ZooKeeper server by its id, the first is 1."""
         return self._zookeepers[my_id - 1]
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def start(self) -> Self:
         """Fetch missing jars, start all servers, and return when all of them answer.
 
@@ -122,12 +108,11 @@ class Cluster:
         java = (str(java_file), *self._jvm_options)
         archives = cache_folder() / "classes"
         self._archives = {kind: archive_for(kind, java_file, paths, archives) for kind, paths in jars.items()}
-        self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder = self._make_folder()
         try:
             for attempts_left in reversed(range(START_ATTEMPTS)):
-                cluster_id = self._choose_ports(self.folder)
-                self._make_servers(self.folder, java, class_paths)
+                cluster_id = self._choose_ports(folder)
+                self._make_servers(folder, java, class_paths)
                 try:
                     self._start_servers(cluster_id, java, class_paths)
                     break
@@ -144,21 +129,13 @@ class Cluster:
     def stop(self) -> None:
         """Stop all servers, and remove their data unless it is kept. May be called twice."""
         # Other servers are killed: nobody needs their data.
-        stopped_in_order = self._servers if self._keep else list(self._recorders.values())
-        for server in stopped_in_order:  # all of them first, so that no server waits for another to end
-            server.terminate()
-        ended = [server for server in stopped_in_order if server.stop()]
+        ended = stop_all(self._servers if self._keep else self._recorders.values())
         for archive, server in self._recorders.items():
             if server in ended and _recording(server.log).exists() and archive.file is None:
                 archive.keep(_recording(server.log))
         self._recorders.clear()
         self._kill_servers()
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.wait()
-            self._watchdog = None
-        if self.folder and not self._keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear_up()
 
     @property
     def _servers(self) -> list[Server]:
@@ -184,11 +161,7 @@ class Cluster:
         return bool(damaged)
 
     def _choose_ports(self, folder: Path) -> str:
-        """Choose the ports and return the cluster id.
-
-        Both are those of the last start in `folder`. If one port of a kind of server is taken, all servers of
-        this kind get new ports.
-        """
+        """Choose the ports, those of the last start in `folder` if they are free; return the cluster id."""
         file = folder / "cluster.json"
         fresh: dict[str, Any] = {"id": kafka.new_uuid(), "ports": {}}
         state = json.loads(file.read_text()) if file.exists() else fresh
@@ -204,9 +177,7 @@ class Cluster:
         return str(state["id"])
 
     def _make_servers(self, folder: Path, java: Sequence[str], class_paths: Mapping[str, str]) -> None:
-        if self._watchdog is None:
-            self._watchdog = watchdog.start("" if self._keep else str(folder))
-        group = self._watchdog.pid
+        group = self._watched_group()
 
         def make(kind: ServerKind, name: str, number: int) -> Server:
             ports, settings = self._ports[kind.name], self._settings[kind.name]

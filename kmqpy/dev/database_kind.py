@@ -35,6 +35,11 @@ class DatabaseKind:
     stop_signal: signal.Signals = signal.SIGTERM
 
 
+def arguments(options: Mapping[str, object]) -> list[str]:
+    """Return `--name=value` for each option, and `--name` where the value is None."""
+    return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+
+
 def run(command: Sequence[str], folder: Path, group: int) -> None:
     """Run a program that creates a database; raise ClusterError, with its output, if it fails."""
     result = subprocess.run(

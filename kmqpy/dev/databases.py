@@ -3,18 +3,16 @@
 import json
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from kmqpy.dev import mariadb, mysql, postgresql, redis, watchdog
+from kmqpy.dev import mariadb, mysql, postgresql, redis
 from kmqpy.dev.database_kind import DatabaseKind
 from kmqpy.dev.ports import free_ports, is_free
 from kmqpy.dev.programs import hand_over, process_owner
-from kmqpy.dev.server import Server, check_platform
+from kmqpy.dev.server import Server, Servers, check_platform, stop_all
 from kmqpy.errors import ClusterError, ConfigError
 
 KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND, mysql.KIND)}
@@ -22,7 +20,7 @@ PORT_ATTEMPTS = 3
 """The most ports that start() tries for a server while other processes take them; then it fails."""
 
 
-class Databases:
+class Databases(Servers):
     """Runs database servers as child processes, on loopback only: `Databases("postgresql", "redis")`.
 
     The names are the keys of KINDS. At the end of the `with` block the servers are stopped, and their data is
@@ -37,21 +35,16 @@ class Databases:
     """
 
     def __init__(
-        self,
-        *names: str,
-        keep: Path | None = None,
-        settings: Mapping[str, Mapping[str, str]] | None = None,
+        self, *names: str, keep: Path | None = None, settings: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
         for name in (*names, *(settings or {})):
             if name not in KINDS:
                 raise ConfigError(f"no such database: {name!r}; there are {', '.join(KINDS)}")
-        self.folder: Path | None = None
+        super().__init__(keep)
         self._kinds = [KINDS[name] for name in dict.fromkeys(names)]
-        self._keep = keep
         self._settings = settings or {}
         self._ports: dict[str, int] = {}
         self._servers: dict[str, Server] = {}
-        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @property
     def urls(self) -> dict[str, str]:
@@ -61,12 +54,6 @@ class Databases:
     def server(self, name: str) -> Server:
         """Return the server of this name."""
         return self._servers[name]
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> Self:
         """Fetch missing programs, start all servers, and return when all of them answer.
@@ -79,13 +66,12 @@ class Databases:
             return self
         check_platform()
         programs = [kind.find() for kind in self._kinds]
-        self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
+        folder = self._make_folder()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             if process_owner():
-                self.folder.chmod(0o711)  # the user of the servers must be able to enter it
-            self._watchdog = watchdog.start("" if self._keep else str(self.folder))
-            ports = self.folder / "databases.json"
+                folder.chmod(0o711)  # the user of the servers must be able to enter it
+            self._watched_group()
+            ports = folder / "databases.json"
             known = json.loads(ports.read_text()) if ports.exists() else {}
             self._ports = {kind.name: known.get(kind.name, 0) for kind in self._kinds}
             with ThreadPoolExecutor(len(programs)) as pool:
@@ -98,21 +84,12 @@ class Databases:
 
     def stop(self) -> None:
         """Stop all servers, and remove their data unless it is kept. May be called twice."""
-        for server in self._servers.values():  # all of them first, so that no server waits for another to end
-            server.terminate()
-        for server in self._servers.values():
-            server.stop()
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.wait()
-            self._watchdog = None
-        if self.folder and not self._keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        stop_all(self._servers.values())
+        self._clear_up()
 
     def _start_one(self, kind: DatabaseKind, programs: Sequence[Path]) -> None:
         assert self.folder is not None
-        assert self._watchdog is not None
-        folder, group = self.folder / kind.name, self._watchdog.pid
+        folder, group = self.folder / kind.name, self._watched_group()
         created = folder / "created"
         if not created.exists():
             shutil.rmtree(folder, ignore_errors=True)

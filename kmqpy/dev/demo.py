@@ -140,43 +140,29 @@ def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
         with Admin(connection, zookeeper, timeout=_ADMIN_TIMEOUT_S) as admin:
             admin.create_queue(queue, partitions=PARTITIONS)
         with connect(zookeeper) as client:
-            demo = _Demo(
-                connection,
-                cluster.zookeeper,
-                queue,
-                Registry(client),
-                Progress(total),
-                show,
-                Path(cluster.folder or "."),
-            )
-            return demo.run(started)
+            progress, folder = Progress(total), Path(cluster.folder or ".")
+            where = (connection, cluster.zookeeper, queue, Registry(client))
+            return _Demo(*where, progress, show, folder).run(started)
 
 
+@dataclass
 class _Demo:
     """Runs one demo: starts trackers and consumers, sends messages, kills a tracker, and counts."""
 
-    def __init__(
-        self,
-        connection: KafkaConnection,
-        zookeeper: str,
-        queue: QueueSettings,
-        registry: Registry,
-        progress: Progress,
-        show: Show,
-        folder: Path,
-    ) -> None:
-        self._connection = connection
-        self._zookeeper = zookeeper
-        self._queue = queue
-        self._registry = registry
-        self._progress = progress
-        self._show = show
-        self._folder = folder
-        self._poison = {number for number in range(progress.total) if fate(number) == "fail"}
-        self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._killed_at = 0.0
-        self._killed_at_ms = 0
-        self._victim_partitions: list[int] = []
+    _connection: KafkaConnection
+    _zookeeper: str
+    _queue: QueueSettings
+    _registry: Registry
+    _progress: Progress
+    _show: Show
+    _folder: Path
+    _processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _killed_at: float = 0.0
+    _killed_at_ms: int = 0
+    _victim_partitions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._poison = {number for number in range(self._progress.total) if fate(number) == "fail"}
 
     def run(self, started: float) -> DemoReport:
         with self._trackers() as trackers, self._consumers():
@@ -190,23 +176,15 @@ class _Demo:
             sender.join()
         return self._report(started)
 
-    # --- processes --------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _trackers(self) -> Iterator[dict[str, subprocess.Popen[str]]]:
         with contextlib.ExitStack() as stack:
+            servers = ("--bootstrap", self._connection.bootstrap, "--zookeeper", self._zookeeper)
+            others = ("--session-timeout", f"{_SESSION_MS}ms", "--http-port", "-1", *servers)
             running = {}
             for number in range(1, TRACKERS + 1):
-                name = f"tracker-{number}"
-                running[name] = stack.enter_context(
-                    self._process(
-                        name,
-                        *("-m", "tracker", "--tracker-id", name, "--queue", self._queue.name),
-                        *("--bootstrap", self._connection.bootstrap),
-                        *("--zookeeper", self._zookeeper),
-                        *("--session-timeout", f"{_SESSION_MS}ms", "--http-port", "-1"),
-                    )
-                )
+                own = ("--tracker-id", name := f"tracker-{number}", "--queue", self._queue.name)
+                running[name] = stack.enter_context(self._process(name, "-m", "tracker", *own, *others))
             yield running
 
     @contextlib.contextmanager
@@ -214,13 +192,8 @@ class _Demo:
         with contextlib.ExitStack() as stack:
             for number in range(1, CONSUMERS + 1):
                 name = f"consumer-{number}"
-                process = stack.enter_context(
-                    self._process(
-                        name,
-                        *("-m", "kmqpy.dev.demo_consumer", self._connection.bootstrap),
-                        *(self._queue.name, str(_LEASE_MS), name),
-                    )
-                )
+                own = (self._connection.bootstrap, self._queue.name, str(_LEASE_MS), name)
+                process = stack.enter_context(self._process(name, "-m", "kmqpy.dev.demo_consumer", *own))
                 follower = threading.Thread(target=self._follow, args=(process,), daemon=True)
                 follower.start()
                 stack.callback(follower.join)
@@ -257,8 +230,6 @@ class _Demo:
         assert process.stdout is not None
         for line in process.stdout:
             self._progress.count_line(line)
-
-    # --- the course of the demo -------------------------------------------------------------------
 
     def _wait_for_owners(self) -> None:
         self._progress.note = "waiting for the trackers"
@@ -299,9 +270,8 @@ class _Demo:
         # Offsets count transaction markers too, so this sum only says when to count the dead letters.
         if sum(end for _, end in ends.values()) >= len(self._poison):
             progress.dead_lettered = len(self._dead_letters())
-        return len(progress.acknowledged) >= progress.total - len(
-            self._poison
-        ) and progress.dead_lettered >= len(self._poison)
+        poison = len(self._poison)
+        return len(progress.acknowledged) >= progress.total - poison and progress.dead_lettered >= poison
 
     def _watch_until(self, condition: Callable[[], bool], what: str) -> None:
         """Show figures until `condition()` is true, or until nothing has changed for _STUCK_AFTER_S.
@@ -323,8 +293,6 @@ class _Demo:
                 return
             SYSTEM_CLOCK.sleep(0.1)
         self._show(self._progress)
-
-    # --- counting ---------------------------------------------------------------------------------
 
     def _dead_letters(self) -> list[int]:
         found: list[int] = []

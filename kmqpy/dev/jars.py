@@ -47,8 +47,7 @@ def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
     a jar can't be fetched or its SHA-256 is not the pinned one. Raises MissingExtra if a jar has to be
     fetched and jgo, which the extra `extra` installs, is missing.
     """
-    pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
-    paths = {coordinate: _cached(coordinate, pin) for coordinate, pin in pins.items()}
+    pins, paths = _pinned(name, lock)
     if not all(path.exists() for path in paths.values()):
         with cache_locked():
             missing = [coordinate for coordinate, path in paths.items() if not path.exists()]
@@ -62,9 +61,8 @@ def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
 
 def remove_damaged(name: str, lock: Path = LOCK) -> list[Path]:
     """Remove the jars of a set whose SHA-256 is not the pinned one; return these and the missing jars."""
-    pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
-    paths = {_cached(coordinate, pin): pin for coordinate, pin in pins.items()}
-    damaged = [path for path, pin in paths.items() if not path.exists() or _sha256(path) != pin]
+    pins, paths = _pinned(name, lock)
+    damaged = [path for one, path in paths.items() if not path.exists() or _sha256(path) != pins[one]]
     for path in damaged:
         path.unlink(missing_ok=True)
     return damaged
@@ -83,14 +81,16 @@ def relock(names: Sequence[str], lock: Path = LOCK) -> None:
     lock.write_text(json.dumps(sets, indent=2) + "\n")
 
 
-def _cached(coordinate: str, sha256: str) -> Path:
-    _, *artifact = coordinate.split(":")
-    return cache_folder() / "jars" / sha256[:16] / f"{'-'.join(artifact)}.jar"
+def _pinned(name: str, lock: Path) -> tuple[Mapping[str, str], dict[str, Path]]:
+    """Return by coordinate the SHA-256 of each jar of a set, and its path in the cache."""
+    pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
+    jars = cache_folder() / "jars"
+    names = {coordinate: "-".join(coordinate.split(":")[1:]) for coordinate in pins}
+    return pins, {one: jars / pins[one][:16] / f"{name}.jar" for one, name in names.items()}
 
 
 def _check(coordinate: str, jar: Path, pin: str) -> None:
-    found = _sha256(jar)
-    if found != pin:
+    if (found := _sha256(jar)) != pin:
         raise ClusterError(
             f"{coordinate}: the fetched jar has SHA-256 {found}, but {pin} is pinned. "
             "It was not kept. Something between here and Maven Central changes files; try another "
@@ -152,8 +152,11 @@ def _fetch(
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         futures = [pool.submit(fetch, coordinate) for coordinate in coordinates]
         try:
-            for done in _progress(as_completed(futures), len(futures), f"Fetching {name} (once)"):
+            sys.stderr.write(f"Fetching {name} (once): {len(futures)} jars from Maven Central\n")
+            for count, done in enumerate(as_completed(futures), 1):
                 yield done.result()
+                if count % 10 == 0 or count == len(futures):
+                    sys.stderr.write(f"Fetching {name} (once): {count} of {len(futures)}\n")
         except (OSError, RuntimeError) as error:  # the errors of requests and jgo
             raise ClusterError(
                 f"Can't fetch the jars of {name} from Maven Central: {error}. "
@@ -162,16 +165,3 @@ def _fetch(
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _progress(steps: Iterator[Any], total: int, label: str) -> Iterator[Any]:
-    if sys.stderr.isatty():
-        track = import_module("rich.progress").track
-        console = import_module("rich.console").Console(stderr=True)
-        yield from track(steps, total=total, description=label, console=console)
-        return
-    sys.stderr.write(f"{label}: {total} jars from Maven Central\n")
-    for count, step in enumerate(steps, 1):
-        yield step
-        if count % 10 == 0 or count == total:
-            sys.stderr.write(f"{label}: {count} of {total}\n")

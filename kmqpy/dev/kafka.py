@@ -69,9 +69,8 @@ def _write_config(
 def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str], class_path: str) -> None:
     """Format those data folders of brokers that are not formatted yet.
 
-    Kafka's format tool formats a folder only while the cache has no checkpoint file for this class path.
-    Formatted folders differ in their ids only, so the cache keeps the checkpoint file that the tool wrote. A
-    copy of this file and a new file of ids format all other folders, without a start of Java.
+    Formatted folders differ in their ids only. So the cache keeps the checkpoint file that Kafka's format
+    tool wrote, and a copy of it with a new file of ids formats all other folders without a start of Java.
     """
     folder = cache_folder() / "formatted"
     digest = hashlib.sha256(class_path.encode()).hexdigest()[:16]
@@ -81,7 +80,8 @@ def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str]
         if (data / "meta.properties").exists():
             continue
         kept = {kind: file for kind, name in names.items() if (file := remade_files.find(folder, name))}
-        if not kept or any([remade_files.remove_if_damaged(file) for file in kept.values()]):
+        damaged = [remade_files.remove_if_damaged(file) for file in kept.values()]
+        if not kept or any(damaged):
             _run_format_tool(config, cluster_id, java, class_path)
             for kind, place in _CHECKPOINTS.items():
                 if (data / place).exists():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.database_kind import DatabaseKind, run
+from kmqpy.dev.database_kind import DatabaseKind, arguments, run
 from kmqpy.dev.programs import hand_over, on_path, this_platform, unpacked
 
 INSTALL_ADVICE = "install MariaDB so that `mariadbd` and `mariadb-install-db` are on the PATH"
@@ -43,38 +43,39 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     tmp = folder / TEMPORARY
     tmp.mkdir()
     hand_over(tmp)
-    options = [f"--{key}={value}" for key, value in {**OPTIONS, "tmpdir": tmp}.items()]
-    access = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-    paths = [f"--basedir={_base(server)}", f"--datadir={folder / 'data'}", f"--extra-file={first}"]
-    run([str(install), "--no-defaults", *paths, *access, *options], folder, group)
+    options = {
+        "basedir": _base(server),
+        "datadir": folder / "data",
+        "extra-file": first,
+        "auth-root-authentication-method": "normal",
+        "skip-test-db": None,
+        "skip-name-resolve": None,
+        "tmpdir": tmp,
+        **OPTIONS,
+    }
+    run([str(install), "--no-defaults", *arguments(options)], folder, group)
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
     server, _ = programs
     config = {
-        "basedir": str(_base(server)),
-        "datadir": str(folder / "data"),
+        "skip-name-resolve": None,
+        "basedir": _base(server),
+        "datadir": folder / "data",
         "bind-address": "127.0.0.1",
-        "port": str(port),
+        "port": port,
         "socket": "mariadb.sock",  # in the data folder; an absolute path may be too long for a socket
         "pid-file": "mariadb.pid",
-        "tmpdir": str(folder / TEMPORARY),
+        "tmpdir": folder / TEMPORARY,
         **OPTIONS,
         **settings,
     }
-    options = (f"--{key}={value}" for key, value in config.items())
-    return [str(server), "--no-defaults", "--skip-name-resolve", *options]
+    return [str(server), "--no-defaults", *arguments(config)]
 
 
 def _base(server: Path) -> Path:
     return server.resolve().parent.parent
 
 
-KIND = DatabaseKind(
-    "mariadb",
-    "mariadb://kmq@127.0.0.1:{port}/kmq",
-    _find,
-    _create,
-    _command,
-    "ready for connections",
-)
+URL = "mariadb://kmq@127.0.0.1:{port}/kmq"
+KIND = DatabaseKind("mariadb", URL, _find, _create, _command, "ready for connections")

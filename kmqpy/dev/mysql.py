@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.database_kind import DatabaseKind, run
+from kmqpy.dev.database_kind import DatabaseKind, arguments, run
 from kmqpy.dev.debian import from_debian, loaded
 from kmqpy.dev.mariadb import FIRST_SQL
 from kmqpy.dev.programs import hand_over, made_once, on_path, process_owner
@@ -19,7 +19,7 @@ _OPTIONS = {
     "secure-file-priv": "NULL",
     "innodb-redo-log-capacity": "16M",
     "mysqlx": "OFF",
-    "skip-log-bin": "",
+    "skip-log-bin": None,
     "performance-schema": "OFF",
 }
 # While an empty database is made, nothing of value can be lost: no sync.
@@ -55,7 +55,7 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
         first.write_text(FIRST_SQL.replace("flush privileges;\n", ""))
         first.chmod(0o644)
         options = {"datadir": data, "init-file": first, **_OPTIONS, **_UNSAFE}
-        run([*_server(server), *_arguments(options), "--initialize-insecure"], folder, group)
+        run([*_server(server), *arguments(options), "--initialize-insecure"], folder, group)
         shutil.move(data, target)
 
     shutil.copytree(made_once(kept, make), data)
@@ -66,15 +66,15 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
     server, *_ = programs
     config = {
-        "datadir": str(folder / "data"),
+        "datadir": folder / "data",
         "bind-address": "127.0.0.1",
-        "port": str(port),
+        "port": port,
         "socket": "mysql.sock",  # in the data folder; an absolute path may be too long for a socket
         "pid-file": "mysql.pid",
         **_OPTIONS,
-        **settings,
+        **{name: value or None for name, value in settings.items()},
     }
-    return [*_server(server), *_arguments(config)]
+    return [*_server(server), *arguments(config)]
 
 
 def _server(server: Path) -> list[str]:
@@ -85,15 +85,5 @@ def _server(server: Path) -> list[str]:
     return [*command, "--no-defaults", f"--basedir={base}", "--skip-name-resolve"]
 
 
-def _arguments(options: Mapping[str, object]) -> list[str]:
-    return [f"--{name}={value}" if value != "" else f"--{name}" for name, value in options.items()]
-
-
-KIND = DatabaseKind(
-    "mysql",
-    "mysql://kmq@127.0.0.1:{port}/kmq",
-    _find,
-    _create,
-    _command,
-    "ready for connections",
-)
+URL = "mysql://kmq@127.0.0.1:{port}/kmq"
+KIND = DatabaseKind("mysql", URL, _find, _create, _command, "ready for connections")

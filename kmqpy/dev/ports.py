@@ -6,8 +6,7 @@ import socket
 # Operating systems take the ports of outgoing connections from above this range. So no such connection can
 # hold the port of a server that is down for a moment.
 PORTS = range(10_000, 32_768)
-"""Those to choose from. Processes that set it to different ones take none from each other, also while a
-server is down for a moment."""
+"""Those to choose from. Processes that set it to different ones take none from each other."""
 
 _RANDOM = random.SystemRandom()
 """random.seed() has no effect on it: two processes with tests that seed `random` choose different ports."""

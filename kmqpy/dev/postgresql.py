@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.database_kind import DatabaseKind, run
+from kmqpy.dev.database_kind import DatabaseKind, arguments, run
 from kmqpy.dev.programs import on_path, this_platform, unpacked
 
 INSTALL_ADVICE = "install PostgreSQL so that `postgres` and `initdb` are on the PATH"
@@ -28,14 +28,13 @@ def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mappin
     postgres, _ = programs
     config = {
         "listen_addresses": "127.0.0.1",
-        "port": str(port),
+        "port": port,
         "unix_socket_directories": "",
         "dynamic_shared_memory_type": "mmap",  # files among the data: a killed server leaves none elsewhere
         "max_connections": "200",
         **settings,
     }
-    options = (f"--{key}={value}" for key, value in config.items())
-    return [str(postgres), "-D", str(folder / "data"), *options]
+    return [str(postgres), "-D", str(folder / "data"), *arguments(config)]
 
 
 KIND = DatabaseKind(

@@ -1,14 +1,16 @@
-"""Runs one server process: starts, stops, kills, pauses and resumes it, with its children."""
+"""Runs server processes, each with its children: starts, stops, kills, pauses and resumes them."""
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kmqpy.core.clock import wait_until
 from kmqpy.dev import watchdog
@@ -28,16 +30,63 @@ def check_platform() -> None:
         )
 
 
+class Servers:
+    """Servers that run together as child processes, under one watchdog, in one folder."""
+
+    def __init__(self, keep: Path | None) -> None:
+        self.folder: Path | None = None
+        self._keep = keep
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start all servers, and return when all of them answer."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop all servers, and remove their data unless it is kept. May be called twice."""
+        raise NotImplementedError
+
+    def _make_folder(self) -> Path:
+        self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder
+
+    def _watched_group(self) -> int:
+        if self._watchdog is None:
+            self._watchdog = watchdog.start("" if self._keep else str(self.folder))
+        return self._watchdog.pid
+
+    def _clear_up(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
+            self._watchdog = None
+        if self.folder and not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def stop_all(servers: Iterable["Server"]) -> list["Server"]:
+    """Stop servers, all of them at a time; return those that ended by themselves in time."""
+    servers = list(servers)
+    for server in servers:
+        server.terminate()
+    return [server for server in servers if server.stop()]
+
+
 @dataclass(frozen=True)
 class ServerKind:
     """Describes a kind of server to Cluster.
 
     name          the name of the kind, and of its jar set
-    main_class    the Java class that runs the server
     ports_each    how many ports each server has
     write_config  called with (folder, number, ports, settings): writes the configuration of server `number`
-                  (from 1) and returns its path; `ports` has the ports of all servers; `settings`
-                  override the defaults
+                  (from 1) and returns its path; `ports` has the ports of all servers
     answers       called with (log, config, port): tells whether the server that wrote this text to its log
                   and has this configuration serves clients on this port
     """
@@ -144,7 +193,7 @@ class Server:
         self._signal(self._stop_signal)
 
     def kill(self) -> None:
-        """Kill the server and its children (SIGKILL), also while they are paused."""
+        """Kill the server and its children (SIGKILL), even while they are paused."""
         children = self._halt()
         self._signal(signal.SIGKILL, children)
         if self._process is not None:

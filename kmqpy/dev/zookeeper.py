@@ -49,9 +49,5 @@ def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
 
 
 KIND = ServerKind(  # ports: clients, quorum, election
-    "zookeeper",
-    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
-    3,
-    _write_config,
-    _answers,
+    "zookeeper", "org.apache.zookeeper.server.quorum.QuorumPeerMain", 3, _write_config, _answers
 )

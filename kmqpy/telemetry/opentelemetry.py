@@ -8,8 +8,9 @@ span holds a body, a key or a header.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from kmqpy.errors import MissingExtra
 from kmqpy.message import Headers, Message, without
@@ -51,12 +52,7 @@ class TracingTelemetry(Telemetry):
     def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
         """Wraps one send in a span; yields the headers with the context of the span."""
         known = _context_of(headers)
-        span = self._tracer.start_span(
-            f"send {queue}",
-            kind=SpanKind.PRODUCER,
-            attributes=self._attributes(queue, "send", "send"),
-            links=_links(known),
-        )
+        span = self._span("send", queue, "send", SpanKind.PRODUCER, links=_links(known))
         with _ends_span(span):
             if not _links(known):
                 carrier: dict[str, str] = {}
@@ -68,20 +64,15 @@ class TracingTelemetry(Telemetry):
     def received(self, queue: str, messages: Sequence[Message]) -> None:
         """Make a span of a receive() that returned these messages."""
         links = [link for message in messages for link in _links(_context_of(message.headers))]
-        attributes = self._attributes(queue, "receive", "receive")
-        attributes["messaging.batch.message_count"] = len(messages)
-        self._tracer.start_span(
-            f"receive {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links
-        ).end()
+        count = {"messaging.batch.message_count": len(messages)}
+        self._span("receive", queue, "receive", SpanKind.CLIENT, count, links=links).end()
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """Make a span of `op`, if it is one of _SETTLE_OPS."""
         if op not in _SETTLE_OPS:
             return
-        attributes = self._attributes(queue, op, "settle")
-        if count != 1:
-            attributes["messaging.batch.message_count"] = count
-        self._tracer.start_span(f"{op} {queue}", kind=SpanKind.CLIENT, attributes=attributes).end()
+        more = {} if count == 1 else {"messaging.batch.message_count": count}
+        self._span(op, queue, "settle", SpanKind.CLIENT, more).end()
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
@@ -89,19 +80,17 @@ class TracingTelemetry(Telemetry):
         sent = _context_of(message.headers)
         ambient = trace.get_current_span().get_span_context()
         links = _links(sent) + ([Link(ambient)] if ambient.is_valid else [])
-        attributes = self._attributes(message.queue, "process", "process")
-        attributes["messaging.message.id"] = message.id
-        attributes["messaging.message.body.size"] = len(message.body)
-        attributes["kmq.attempts"] = message.attempts
+        attributes: dict[str, str | int] = {
+            "messaging.message.id": message.id,
+            "messaging.message.body.size": len(message.body),
+            "kmq.attempts": message.attempts,
+        }
         if hasattr(message, "partition") and hasattr(message, "offset"):  # a KafkaMessage
             attributes["messaging.destination.partition.id"] = str(message.partition)
             attributes["messaging.kafka.offset"] = message.offset
-        span = self._tracer.start_span(
-            f"process {message.queue}",
-            context=sent if _links(sent) else None,
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            links=links,
+        context = sent if _links(sent) else None
+        span = self._span(
+            "process", message.queue, "process", SpanKind.CONSUMER, attributes, context=context, links=links
         )
         with (
             _ends_span(span),
@@ -113,21 +102,25 @@ class TracingTelemetry(Telemetry):
         """Make a span of a copy that a tracker appended, as a child of the message's send."""
         sent = _context_of(headers)
         name = "dead-letter" if dead_letter else "redeliver"
-        self._tracer.start_span(
-            f"{name} {queue}",
-            context=sent,
-            kind=SpanKind.PRODUCER,
-            attributes=self._attributes(queue, name, "send"),
-            links=_links(sent),
-        ).end()
+        self._span(name, queue, "send", SpanKind.PRODUCER, context=sent, links=_links(sent)).end()
 
-    def _attributes(self, queue: str, name: str, kind: str) -> dict[str, str | int]:
-        return {
+    def _span(
+        self,
+        name: str,
+        queue: str,
+        type_: str,
+        kind: SpanKind,
+        more: Mapping[str, str | int] = {},
+        **given: Any,
+    ) -> trace.Span:
+        attributes: dict[str, str | int] = {
             "messaging.system": self._system,
             "messaging.destination.name": queue,
             "messaging.operation.name": name,
-            "messaging.operation.type": kind,
+            "messaging.operation.type": type_,
+            **more,
         }
+        return self._tracer.start_span(f"{name} {queue}", kind=kind, attributes=attributes, **given)
 
 
 @contextmanager

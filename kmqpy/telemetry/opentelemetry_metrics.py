@@ -52,28 +52,19 @@ class MetricsTelemetry(Telemetry):
         meter = get_meter("kmqpy", meter_provider=meter_provider, schema_url=SCHEMA_URL)
         self._system = system
         self._clock = clock
-        self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Messages that a producer tried to send."
-        )
-        self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages received."
-        )
-        self._operation_seconds = _histogram(
-            meter, "messaging.client.operation.duration", "How long sends take."
-        )
+        counter, gauge = meter.create_counter, meter.create_gauge
+        tried = "Messages that a producer tried to send."
+        self._sent = counter("messaging.client.sent.messages", "{message}", tried)
+        self._consumed = counter("messaging.client.consumed.messages", "{message}", "Messages received.")
+        sending = "messaging.client.operation.duration", "How long sends take."
+        self._operation_seconds = _histogram(meter, *sending)
         self._process_seconds = _histogram(meter, "messaging.process.duration", "How long handlers take.")
-        self._finished = meter.create_counter(
-            "kmq.client.finished.messages", "{message}", "Messages given an operation after their receipt."
-        )
-        self._failures = meter.create_counter(
-            "kmq.client.failures", "{failure}", "Failures that kmqpy got over by itself."
-        )
-        self._in_flight = meter.create_gauge(
-            "kmq.client.in_flight", "{message}", "Messages in flight of the client."
-        )
-        self._paused = meter.create_gauge(
-            "kmq.worker.paused", "{worker}", "Whether the worker's breaker is open."
-        )
+        done = "Messages given an operation after their receipt."
+        self._finished = counter("kmq.client.finished.messages", "{message}", done)
+        failures = "Failures that kmqpy got over by itself."
+        self._failures = counter("kmq.client.failures", "{failure}", failures)
+        self._in_flight = gauge("kmq.client.in_flight", "{message}", "Messages in flight of the client.")
+        self._paused = gauge("kmq.worker.paused", "{worker}", "Whether the worker's breaker is open.")
 
     @contextmanager
     def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
@@ -128,10 +119,7 @@ class MetricsTelemetry(Telemetry):
         return {"messaging.system": self._system, "messaging.destination.name": queue}
 
     def _attributes(self, queue: str, name: str, kind: str) -> dict[str, str]:
-        return self._destination(queue) | {
-            "messaging.operation.name": name,
-            "messaging.operation.type": kind,
-        }
+        return self._destination(queue) | {"messaging.operation.name": name, "messaging.operation.type": kind}
 
 
 def _histogram(meter: Meter, name: str, description: str) -> Histogram:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -62,33 +63,18 @@ class PrometheusTelemetry(Telemetry):
     def __init__(self, registry: CollectorRegistry | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         registry = REGISTRY if registry is None else registry
         self._clock = clock
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, labelnames=["queue"], registry=registry)
         self._finished = {
-            op: Counter(f"kmq_{name}", text, ["queue"], registry=registry)
-            for op, (name, text) in _COUNTER_OF_OP.items()
+            op: counter(f"kmq_{name}", text, ["queue"]) for op, (name, text) in _COUNTER_OF_OP.items()
         }
-        self._received = Counter("kmq_client_received", "Messages handed out.", ["queue"], registry=registry)
-        self._failures = Counter(
-            "kmq_client_failures",
-            "Failures that kmqpy got over by itself.",
-            ["queue", "what"],
-            registry=registry,
-        )
-        self._in_flight = Gauge(
-            "kmq_client_in_flight",
-            "Messages received by the client that are in flight.",
-            ["queue"],
-            registry=registry,
-        )
-        self._paused = Gauge(
-            "kmq_worker_paused", "Whether the worker's breaker is open.", ["queue"], registry=registry
-        )
-        self._seconds = Histogram(
-            "kmq_worker_handler_seconds",
-            "How long handlers take.",
-            ["queue", "outcome"],
-            registry=registry,
-            buckets=_BUCKETS_S,
-        )
+        self._received = counter("kmq_client_received", "Messages handed out.", ["queue"])
+        failures = "Failures that kmqpy got over by itself."
+        self._failures = counter("kmq_client_failures", failures, ["queue", "what"])
+        self._in_flight = gauge("kmq_client_in_flight", "Messages received by the client that are in flight.")
+        self._paused = gauge("kmq_worker_paused", "Whether the worker's breaker is open.")
+        about = "kmq_worker_handler_seconds", "How long handlers take.", ["queue", "outcome"]
+        self._seconds = Histogram(*about, registry=registry, buckets=_BUCKETS_S)
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
         """Count messages that a client received."""

@@ -1,10 +1,11 @@
-"""Empties queues in ZooKeeper, also those with more items than their own consumers can list."""
+"""Empties queues in ZooKeeper, even those with more items than their own consumers can list."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from kazoo.client import KazooClient
@@ -63,22 +64,23 @@ def plan(zk: KazooClient, path: str, *, lock_path: str | None = None, any_name: 
     unit of work, items and their meta znodes are planned, without those that are locked. Of other queues,
     items with a lock in `lock_path` stay. With `any_name`, children of any name are planned.
 
-    Raises ConfigError if `path` is no queue or belongs to a storage of kmqpy's, QueueNotFound if there is no
-    such znode, and Unfinished if the connection breaks each time that the children are listed: their list may
-    be too large. Raises Unavailable.
+    Raises ConfigError if `path` is not a queue or belongs to a storage of kmqpy's, QueueNotFound if there is
+    no such znode, and Unfinished if the connection breaks each time that the children are listed: their list
+    may be too large. Raises Unavailable.
     """
     _refuse_roots(path)
     _refuse_storages(zk, path)
     children = _children(zk, path)
     if set(children) & _UNIT_OF_WORK_PARTS and set(children) <= _UNIT_OF_WORK_PARTS:
-        locks = _numbers_of_items(_children(zk, f"{path}/locks") if "locks" in children else [])
+        names = _children(zk, f"{path}/locks") if "locks" in children else []
+        locks = {name.partition(".")[0][-10:] for name in names}  # the numbers of their items
         parts = [f"{path}/{part}" for part in ("items", "meta") if part in children]
         return [_planned(part, _children(zk, part), locks, any_name=any_name) for part in parts]
     locks = {name[-10:] for name in _children(zk, lock_path)} if lock_path else set()
     found = _planned(path, children, locks, any_name=any_name)
     if children and not found.names and not found.locked:
         raise ConfigError(
-            f"PATH: {path!r} is no queue: none of its {len(children)} children is named like an item "
+            f"PATH: {path!r} is not a queue: none of its {len(children)} children is named like an item "
             f"({', '.join(found.foreign[:3])} …)"
         )
     if found.foreign and not any_name:
@@ -98,7 +100,8 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
     done = 0
     with unavailable(zk):
         for one in plans:
-            for piece in _pieces(one.names):
+            for start in range(0, len(one.names), _DELETIONS_AT_ONCE):
+                piece = one.names[start : start + _DELETIONS_AT_ONCE]
                 try:
                     done += _delete(zk, one.path, piece)
                 except _LOST_ANSWER as error:
@@ -112,7 +115,6 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
 
 
 def _refuse_roots(path: str) -> None:
-    """Raise ConfigError if `path` is malformed, one of ZooKeeper's own znodes, or the root of many queues."""
     is_path = path.startswith("/") and not {"", ".", ".."}.intersection(path[1:].split("/"))
     if not is_path and path != "/":
         raise ConfigError(f"PATH: {path!r} must be the path of a znode, like /app/queue")
@@ -140,15 +142,19 @@ def _refuse_storages(zk: KazooClient, path: str) -> None:
 
 
 def _exists(zk: KazooClient, path: str) -> bool:
-    """Return True if the znode exists; a request whose answer is lost is sent again."""
+    with unavailable(zk):
+        return _asked(zk, lambda: zk.exists_async(path)) is not None
+
+
+def _asked(zk: KazooClient, request: Callable[[], Any]) -> Any:
+    """Send a read, and again if its answer is lost; return the answer."""
     for attempt in range(_ATTEMPTS):
-        with unavailable(zk):
-            try:
-                return zk.exists_async(path).get(timeout=60) is not None
-            except _LOST_ANSWER:
-                if attempt + 1 == _ATTEMPTS:
-                    raise
-                _wait_until_connected(zk)
+        try:
+            return request().get(timeout=60)
+        except _LOST_ANSWER:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            _wait_until_connected(zk)
     raise AssertionError("not reached")
 
 
@@ -159,47 +165,30 @@ def _planned(path: str, children: list[str], locks: set[str], *, any_name: bool)
     return Plan(path=path, names=tuple(names), locked=len(named) - len(names), foreign=tuple(foreign))
 
 
-def _numbers_of_items(locks: list[str]) -> set[str]:
-    """Return the sequence numbers, of ten digits, of the items that these locks lock."""
-    return {name.partition(".")[0][-10:] for name in locks}
-
-
 def _children(zk: KazooClient, path: str) -> list[str]:
     """List the children; a list that is too large ends the connection at each attempt, without an error."""
     count = 0
-    for attempt in range(_ATTEMPTS):
-        with unavailable(zk):
-            try:
-                stat = zk.exists_async(path).get(timeout=60)
-                if stat is None:
-                    raise QueueNotFound(f"PATH: there is no znode {path!r}")
-                count = stat.numChildren
-                return list(zk.get_children_async(path).get(timeout=60))
-            except _LOST_ANSWER as error:
-                if attempt + 1 == _ATTEMPTS:
-                    raise Unfinished(_too_large(zk, path, count)) from error
-                _wait_until_connected(zk)
-    raise AssertionError("not reached")
-
-
-def _too_large(zk: KazooClient, path: str, count: int) -> str:
-    return (
-        f"{path}: the connection to ZooKeeper at {address(zk)} breaks each time that its {count} children "
-        f"are listed. If something there limits the size of answers (jute.maxbuffer, a proxy), raise that to "
-        f"{max(_LEAST_ADVISED_BYTES, 100 * count)} bytes: start the servers with "
-        f"SERVER_JVMFLAGS=-Djute.maxbuffer={max(_LEAST_ADVISED_BYTES, 100 * count)}, then run this again"
-    )
+    with unavailable(zk):
+        try:
+            stat = _asked(zk, lambda: zk.exists_async(path))
+            if stat is None:
+                raise QueueNotFound(f"PATH: there is no znode {path!r}")
+            count = stat.numChildren
+            return list(_asked(zk, lambda: zk.get_children_async(path)))
+        except _LOST_ANSWER as error:
+            needed = max(_LEAST_ADVISED_BYTES, 100 * count)
+            raise Unfinished(
+                f"{path}: the connection to ZooKeeper at {address(zk)} breaks each time that its {count} "
+                "children are listed. If something there limits the size of answers (jute.maxbuffer, a "
+                f"proxy), raise that to {needed} bytes: start the servers with "
+                f"SERVER_JVMFLAGS=-Djute.maxbuffer={needed}, then run this again"
+            ) from error
 
 
 def _wait_until_connected(zk: KazooClient) -> None:
     end = SYSTEM_CLOCK.monotonic() + _RECONNECT_WAIT_S
     while not zk.connected and SYSTEM_CLOCK.monotonic() < end:
         SYSTEM_CLOCK.sleep(0.05)
-
-
-def _pieces(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for start in range(0, len(names), _DELETIONS_AT_ONCE):
-        yield names[start : start + _DELETIONS_AT_ONCE]
 
 
 def _delete(zk: KazooClient, path: str, names: tuple[str, ...]) -> int:

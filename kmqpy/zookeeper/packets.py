@@ -5,8 +5,6 @@ On a request larger than its jute.maxbuffer, a server closes the connection with
 
 from __future__ import annotations
 
-from typing import Any
-
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.serialization import Transaction
 
@@ -20,12 +18,12 @@ _RESERVE_BYTES = 2_048
 that it writes to its transaction log, and jute.maxbuffer bounds the log's entries as well."""
 
 
-def check_packet(request: Any, max_bytes: int, what: str) -> None:
-    """Raise MessageError if kazoo's `request` is too large for a server that accepts `max_bytes`.
+def check_multi(multi: TransactionRequest, max_bytes: int, what: str) -> None:
+    """Raise MessageError if a kazoo transaction is too large for a server that accepts `max_bytes`.
 
     what  names the operation in the error
     """
-    size = len(request.serialize())
+    size = len(Transaction(multi.operations).serialize())
     if size > max_bytes - _RESERVE_BYTES:
         raise MessageError(
             f"{what}: {size} bytes in one request, but ZooKeeper accepts {max_bytes} less {_RESERVE_BYTES}; "
@@ -33,13 +31,8 @@ def check_packet(request: Any, max_bytes: int, what: str) -> None:
         )
 
 
-def check_multi(multi: TransactionRequest, max_bytes: int, what: str) -> None:
-    """Check a kazoo transaction, as check_packet() does a request."""
-    check_packet(Transaction(multi.operations), max_bytes, what)
-
-
 def check_create(zk: KazooClient, path: str, data: bytes, max_bytes: int, what: str) -> None:
-    """Check the request that creates one znode with the default ACL, as check_packet() does."""
+    """Check the request that creates one znode with the default ACL, as check_multi() does."""
     multi = zk.transaction()
     multi.create(path, data)
     check_multi(multi, max_bytes, what)

@@ -19,7 +19,9 @@ from typing import Any, Protocol
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
+    ConnectionClosedError,
     ConnectionDropped,
+    ConnectionLoss,
     InvalidACLError,
     KazooException,
     NoAuthError,
@@ -28,6 +30,7 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
     SessionClosedRequireSaslError,
+    SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, CloseInstance
@@ -42,6 +45,8 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, che
 
 log = logging.getLogger(__name__)
 
+LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
+"""After one of these errors, a request may have been executed or not."""
 _POLL_S = 0.05
 """connect() checks at intervals of this many seconds whether the client is connected, or was refused."""
 _AT_EXIT_S = 1.0
@@ -123,7 +128,6 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
 class _Failure:
     """Why an attempt to connect failed. Not the exception itself, which would keep many objects alive.
 
-    text     the error, for the user
     denied   the text for the user if another attempt is useless, else None
     at_once  whether one such failure is enough for check_access(), whatever other servers say
     """
@@ -284,7 +288,6 @@ class _NoSecrets(logging.Filter):
     """Keeps passwords out of kazoo's log: those in requests, and those that resume a session."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replace requests that hold a password by ***; drop a record that shows a session's password."""
         if isinstance(record.args, tuple):
             record.args = tuple("***" if isinstance(arg, Auth | SASL) else arg for arg in record.args)
         return "passwd" not in record.msg
@@ -379,7 +382,6 @@ def address(zk: KazooClient) -> str:
 
 
 def no_answer(zk: KazooClient) -> Unavailable:
-    """Return the error for a ZooKeeper that does not answer: the last failure, and what to check."""
     return Unavailable(
         f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}; check the address, and that it runs"
     )
@@ -434,18 +436,14 @@ def failure(results: Iterable[Any]) -> Exception | None:
 
 
 def _settings(security: ZooKeeperSecurity) -> dict[str, Any]:
-    """Return the arguments of KazooClient for `security`."""
     found: dict[str, Any] = {}
     if security.username and security.scheme == "digest":
         found["auth_data"] = [("digest", f"{security.username}:{security.password}")]
     elif security.username:
         if find_spec("puresasl") is None:
             raise MissingExtra("sasl", 'zookeeper_security: scheme "sasl"')
-        found["sasl_options"] = {
-            "mechanism": "DIGEST-MD5",
-            "username": security.username,
-            "password": security.password,
-        }
+        user = {"username": security.username, "password": security.password}
+        found["sasl_options"] = {"mechanism": "DIGEST-MD5", **user}
     if security.authenticated:
         found["default_acl"] = [*CREATOR_ALL_ACL, *map(_acl, security.acl)]
     return found
@@ -478,18 +476,13 @@ def _tls(security: ZooKeeperSecurity) -> ssl.SSLContext | None:
 
 
 def _denial_text(error: BaseException) -> str | None:
-    """Return why the server refuses this client, or this client the server, as a text for the user.
-
-    Returns None for an error that may pass by itself.
-    """
+    """Return for the user why one side refuses the other; None for an error that may pass by itself."""
     if type(error) in _DENIAL_TEXTS:
         return _DENIAL_TEXTS[type(error)]
     cause = _root_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return (
-            f"the server's certificate is not accepted ({_text(cause)}); "
-            "check zookeeper_security.ca and the host"
-        )
+        what = f"the server's certificate is not accepted ({_text(cause)})"
+        return f"{what}; check zookeeper_security.ca and the host"
     if isinstance(cause, ssl.SSLError) and "alert" in str(cause).lower():
         return f"TLS failed ({_text(cause)}); check zookeeper_security.certificate and key"
     return None
@@ -498,9 +491,7 @@ def _denial_text(error: BaseException) -> str | None:
 def last_failure(zk: KazooClient) -> str:
     """Return why the last attempt to connect failed, in brackets; empty if it did not fail."""
     failures: list[_Failure] = getattr(zk, "failures", [])
-    if not failures:
-        return ""
-    return f" ({failures[-1].text})"
+    return f" ({failures[-1].text})" if failures else ""
 
 
 def _cause_text(error: BaseException) -> str:

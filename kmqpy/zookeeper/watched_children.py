@@ -53,7 +53,6 @@ class WatchedChildren:
 
     @property
     def stale(self) -> bool:
-        """True when names() will list the children again, because they may have changed."""
         return self._stale
 
     def expire(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gateway_support import Answer, Served, fresh_memory, running
 from hypothesis import HealthCheck, Phase, given, settings
 
-from kmqpy.cli.text import as_object
+from kmqpy.cli.output import as_object
 from kmqpy.gateway.dialects.native.calls import Calls
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import KEYS_QUEUE, FileKeys, StorageKeys

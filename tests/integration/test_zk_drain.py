@@ -121,7 +121,7 @@ def test_foreign_children_are_refused_unless_told(kmq, path, zk):
         zk.create(f"{path}/{name}")
     code, _, err = kmq(path, "--yes")
     assert code == 2
-    assert "is no queue" in err
+    assert "is not a queue" in err
     zk.create(f"{path}/queue-", sequence=True)
     zk.create(f"{path}/b/child")
     code, _, err = kmq(path, "--yes")

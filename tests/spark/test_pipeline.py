@@ -233,7 +233,7 @@ def test_an_aggregate_that_cant_be_run_is_refused_first(spark):
         (["--format", "kafka"], "checkpoint: name a folder"),
         (["--format", "kafka", "--aggregate", "x"], "--aggregate: of files and Delta tables only"),
         (["--conf", "x"], "--conf: 'x': write it as key=value"),
-        (["--conf", "executor.memory=1g"], "--conf executor.memory: is no setting of Spark"),
+        (["--conf", "executor.memory=1g"], "--conf executor.memory: is not a setting of Spark"),
         (["--max-batch", "0"], "--max-batch"),
         (["--trigger", "soon"], "--trigger"),
     ],

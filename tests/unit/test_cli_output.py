@@ -13,7 +13,7 @@ from kafka_messages import message
 from kmqpy.cli import output
 from kmqpy.cli.app import run
 from kmqpy.cli.options import _ErrorLines
-from kmqpy.cli.text import as_object
+from kmqpy.cli.output import as_object
 from kmqpy.core import logs
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import KmqError

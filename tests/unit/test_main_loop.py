@@ -233,7 +233,7 @@ def test_a_taken_port_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(librdkafka, "new_producer", lambda *_: made.append("producer"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = TrackerSettings(http_host="127.0.0.1", http_port=taken.getsockname()[1])
-        with pytest.raises(ConfigError, match="can't be had"):
+        with pytest.raises(ConfigError, match="can't be opened"):
             Tracker(KafkaConnection(), ZooKeeperConnection(), settings).start()
     assert made == []
 

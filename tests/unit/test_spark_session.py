@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import kmqpy.spark
 from kmqpy.cli.app import kmq
-from kmqpy.cli.spark_session import builder_of
+from kmqpy.cli.spark import builder_of
 from kmqpy.dev import java
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
 from kmqpy.spark import configure_spark_with_kmq, session

@@ -23,6 +23,9 @@ class TrackerMetrics:
             self._counters.append(Counter(name, text, ["queue"], registry=self.registry))
             return self._counters[-1]
 
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, ["queue", *labels], registry=self.registry)
+
         self.markers = counter("kmq_markers_read", "Markers read")
         self.undecodable_markers = counter(
             "kmq_undecodable_markers", "Markers skipped because they can't be decoded"
@@ -72,31 +75,19 @@ class TrackerMetrics:
         self.internal_errors = counter("kmq_internal_errors", "Bugs of the tracker, after which it went on")
         self.ticks = counter("kmq_ticks", "Ticks written")
         self.takeovers = counter("kmq_takeovers", "Partitions taken over")
-        self.in_flight = Gauge(
-            "kmq_in_flight", "Messages in flight", ["queue", "partition"], registry=self.registry
-        )
-        self.oldest = Gauge(
-            "kmq_oldest_in_flight_seconds",
-            "Age of the oldest message in flight",
-            ["queue", "partition"],
-            registry=self.registry,
-        )
-        self._count_gauges = {
-            name: Gauge(f"kmq_{name}", text, ["queue", "partition"], registry=self.registry)
-            for name, text in {
-                "depth": "Messages waiting, delayed ones included; above 100 in a partition an upper bound",
-                "overdue": "Messages in flight or delayed that are past their time",
-                "oldest_waiting_seconds": "Age of the oldest message that nobody has taken yet; 0: none",
-                "dead_letters": "Dead letters neither redriven nor purged",
-            }.items()
+        self.in_flight = gauge("kmq_in_flight", "Messages in flight", "partition")
+        oldest = "Age of the oldest message in flight"
+        self.oldest = gauge("kmq_oldest_in_flight_seconds", oldest, "partition")
+        counts = {
+            "depth": "Messages waiting, delayed ones included; above 100 in a partition an upper bound",
+            "overdue": "Messages in flight or delayed that are past their time",
+            "oldest_waiting_seconds": "Age of the oldest message that nobody has taken yet; 0: none",
+            "dead_letters": "Dead letters neither redriven nor purged",
         }
-        self._hanging = Gauge(
-            "kmq_hanging_transaction_seconds",
-            "For how long a transaction that nobody ends has held back readers of the topic",
-            ["queue", "topic", "partition"],
-            registry=self.registry,
-        )
-        self.owned = Gauge("kmq_owned_partitions", "Partitions owned", ["queue"], registry=self.registry)
+        self._count_gauges = {name: gauge(f"kmq_{name}", text, "partition") for name, text in counts.items()}
+        hanging = "For how long a transaction that nobody ends has held back readers of the topic"
+        self._hanging = gauge("kmq_hanging_transaction_seconds", hanging, "topic", "partition")
+        self.owned = gauge("kmq_owned_partitions", "Partitions owned")
         self.lateness = Histogram(
             "kmq_redelivery_lateness_seconds",
             "Seconds from the end of a lease, or a due time, to the commit of the copy",
@@ -155,6 +146,5 @@ class TrackerMetrics:
         self._queues.intersection_update(queues)
 
     def _values(self, name: str, queue: str) -> list[float]:
-        """The values of the gauge `kmq_NAME` for a queue, one for each partition that was counted."""
         samples = (sample for metric in self._count_gauges[name].collect() for sample in metric.samples)
         return [sample.value for sample in samples if sample.labels["queue"] == queue]

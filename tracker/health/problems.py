@@ -31,7 +31,6 @@ class Problems:
         self._shown: dict[str, str] = {}
 
     def about(self, key: Partition) -> dict[str, Any]:
-        """The extra fields of a log record about a partition."""
         return {"queue": key[0], "partition": key[1], "tracker": self._tracker_id}
 
     def is_news(self, kind: str, key: Partition = _NO_PARTITION) -> bool:
@@ -60,9 +59,7 @@ class Problems:
         self._shown[name] = text
 
     def clear(self, name: str) -> None:
-        """Stop showing the problem of this name, if there is one."""
         self._shown.pop(name, None)
 
     def shown(self) -> list[str]:
-        """The problems that are shown now."""
         return list(self._shown.copy().values())

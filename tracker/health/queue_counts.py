@@ -14,12 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, KmqError
@@ -42,14 +37,11 @@ _COUNT_TIMEOUT_S = 3.0
 _REQUEST_TIMEOUT_S = 2.0
 """A request for the commits of one consumer group fails after this time."""
 _MAX_KEPT_CONSUMERS = 16
-"""At most this many consumers of groups are kept open: each has a thread per broker. Others are closed after
-use."""
+"""At most this many consumers of groups are kept open after use: each has a thread per broker."""
 _CONSUME_WAIT_S = 0.1
 _CONSUME_RECORDS = 500
-"""consume() returns after `_CONSUME_WAIT_S` seconds, or with `_CONSUME_RECORDS` records."""
 _MAX_WAITING_READ = 100
-"""One count() reads at most this many waiting messages of a partition, and counts the others by their
-offsets."""
+"""One count() reads at most this many waiting messages of a partition; offsets count the others."""
 _MAX_LETTERS_READ = 10_000
 """One count() reads at most this many dead letters of a partition, and at most this many of their markers."""
 
@@ -81,12 +73,9 @@ class ToCount:
 
 @dataclass(slots=True)
 class _Reading:
-    """Records that one count() reads from a partition of any topic.
+    """Records that one count() reads from a partition of any topic, up to `limit` from `position` on.
 
-    position  the offset to read next
-    limit     the number of records after which reading stops
-    at_end    True once the end of the log was reached
-    failed    True once Kafka has reported an error that a later try would not cure
+    failed  True once Kafka has reported an error that a later try would not cure
     """
 
     topic: str
@@ -99,7 +88,6 @@ class _Reading:
 
     @property
     def place(self) -> TopicPartition:
-        """The partition and position, as librdkafka takes them."""
         return TopicPartition(self.topic, self.partition, self.position)
 
     def take(self, record: Any) -> bool:
@@ -127,7 +115,6 @@ class _DeadLetters:
     ended: EndedLetters = field(default_factory=EndedLetters)
 
     def add(self, letters: _Reading, markers: _Reading) -> None:
-        """Add the dead letters and the markers that were read."""
         if letters.position < self.position:  # the topic was recreated
             self.seen = OffsetRuns()
         if markers.position < self.markers_position:
@@ -139,7 +126,6 @@ class _DeadLetters:
                 self.ended.read(read_marker(record), record)
 
     def count_unfinished(self) -> int:
-        """The number of dead letters that are not finished."""
         return len(self.seen - self.ended.offsets())
 
 
@@ -157,15 +143,11 @@ class QueueCounts:
         self._deadline = 0.0
 
     def count(
-        self,
-        wanted: Mapping[Partition, ToCount],
-        owned: Collection[Partition],
-        stopping: Callable[[], bool],
+        self, wanted: Mapping[Partition, ToCount], owned: Collection[Partition], stopping: Callable[[], bool]
     ) -> dict[Partition, Counted]:
-        """Count the messages and dead letters of the partitions `wanted`, for `_COUNT_TIMEOUT_S` at most.
+        """Count the messages and dead letters of the partitions `wanted`; forget those not `owned`.
 
-        What is not known by then is None. Partitions that are not in `owned` are forgotten: their dead
-        letters would be read again. Raises KmqError and KafkaException.
+        What is not known after `_COUNT_TIMEOUT_S` is None. Raises KmqError and KafkaException.
         """
         self._deadline = self._clock.monotonic() + _COUNT_TIMEOUT_S
         self._letters = {key: self._letters.get(key, _DeadLetters()) for key in owned}
@@ -194,7 +176,6 @@ class QueueCounts:
         return found
 
     def close(self) -> None:
-        """Release the connections."""
         for consumer in (self._consumer, *self._group_consumers.values()):
             if consumer is not None:
                 consumer.close()
@@ -202,11 +183,8 @@ class QueueCounts:
     def _committed(self, wanted: Mapping[Partition, ToCount]) -> dict[Partition, int]:
         """The offset from which messages wait: that of the commit, or of a cut that the commit does not know.
 
-        OFFSET_BEGINNING if the group of the partition has committed nothing.
-
         Partitions for which Kafka gives no answer are left out. A consumer of each group asks: an AdminClient
-        that loses its connection to the group's coordinator can end the whole process (librdkafka's issue
-        4605).
+        that loses its connection to the coordinator can end the whole process (librdkafka's issue 4605).
         """
         places: dict[str, list[TopicPartition]] = {}
         groups: dict[str, str] = {}
@@ -216,16 +194,14 @@ class QueueCounts:
         for group in self._group_consumers.keys() - places.keys():
             self._group_consumers.pop(group).close()
         found: dict[Partition, int] = {}
-        for group in random.sample(
-            sorted(places), len(places)
-        ):  # in another order each time: the time may end before the last ones
+        # In another order each time: the time may end before the last ones.
+        for group in random.sample(sorted(places), len(places)):
             if not self._left_s():
                 break
             try:
+                timeout_s = min(_REQUEST_TIMEOUT_S, self._left_s())
                 with self._group_consumer(group) as consumer:
-                    answer = consumer.committed(
-                        places[group], timeout=min(_REQUEST_TIMEOUT_S, self._left_s())
-                    )
+                    answer = consumer.committed(places[group], timeout=timeout_s)
             except (KafkaException, KmqError) as error:
                 if not librdkafka.is_retriable(librdkafka.error_of(error)):
                     self._warn(groups[group], str(error))
@@ -236,9 +212,8 @@ class QueueCounts:
                 if place.error is None:
                     key = place.topic, place.partition
                     commit = commit_of(place, wanted[key].ids)
-                    found[key] = (
-                        OFFSET_BEGINNING if commit is None else commit.with_cuts(wanted[key].cuts).offset
-                    )
+                    known = None if commit is None else commit.with_cuts(wanted[key].cuts)
+                    found[key] = OFFSET_BEGINNING if known is None else known.offset
         return found
 
     @contextmanager

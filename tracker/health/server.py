@@ -35,7 +35,7 @@ _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 
 class HealthSource(Protocol):
-    """A process whose health a HealthServer serves."""
+    """A process whose health a HealthServer serves; `problems` says why it is not ready."""
 
     metrics: TrackerMetrics
 
@@ -43,9 +43,7 @@ class HealthSource(Protocol):
         """True if the process works, or will work again without a restart."""
         ...
 
-    def problems(self) -> list[str]:
-        """Why the process is not ready; empty when it is."""
-        ...
+    def problems(self) -> list[str]: ...
 
 
 class _Server(ThreadingHTTPServer):
@@ -112,23 +110,10 @@ class _Server(ThreadingHTTPServer):
     def _release_reserve(self) -> None:
         with self._closed:
             reserve, self._reserve_descriptor = self._reserve_descriptor, None
-        if reserve is None:
-            SYSTEM_CLOCK.sleep(
-                _CHECK_EVERY_S
-            )  # the reserve is in use: else accept() would fail in a busy loop
+        if reserve is None:  # it is in use: without a pause, accept() would fail in a busy loop
+            SYSTEM_CLOCK.sleep(_CHECK_EVERY_S)
         else:
             os.close(reserve)
-
-
-def _backlog(metrics: TrackerMetrics, queue: str) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the JSON content of the answer to /backlog/QUEUE."""
-    try:
-        backlog = metrics.backlog(queue)
-    except KeyError:
-        return 404, {"error": f"queue {queue!r}: this tracker knows none of this name"}
-    if backlog is None:
-        return 503, {"error": "not all partitions are counted yet", "queue": queue}
-    return 200, {"queue": queue, "backlog": backlog}
 
 
 def _hang_up(request: socket.socket) -> None:
@@ -140,7 +125,7 @@ def _hang_up(request: socket.socket) -> None:
 class HealthServer:
     """Answers HTTP requests in threads until close(). Raises ConfigError when the port can't be opened.
 
-    `port` is the port that is served, also when port 0 (any free port) was asked for.
+    `port` is the port that is served, even when port 0 (any free port) was asked for.
     """
 
     def __init__(self, source: HealthSource, host: str, port: int) -> None:
@@ -156,9 +141,20 @@ class HealthServer:
                     problems = source.problems()
                     self._json(503 if problems else 200, {"ready": not problems, "problems": problems})
                 elif path.startswith("/backlog/"):
-                    self._json(*_backlog(source.metrics, unquote(path.removeprefix("/backlog/"))))
+                    self._backlog(unquote(path.removeprefix("/backlog/")))
                 else:
                     self._json(404, {"error": "there is /metrics, /backlog/QUEUE, /livez and /readyz"})
+
+            def _backlog(self, queue: str) -> None:
+                try:
+                    backlog = source.metrics.backlog(queue)
+                except KeyError:
+                    self._json(404, {"error": f"queue {queue!r}: this tracker knows none of this name"})
+                    return
+                if backlog is None:
+                    self._json(503, {"error": "not all partitions are counted yet", "queue": queue})
+                else:
+                    self._json(200, {"queue": queue, "backlog": backlog})
 
             do_HEAD = do_GET  # noqa: N815 - without the body, see _answer()
 
@@ -192,7 +188,7 @@ class HealthServer:
             self._server = _Server((host, port), Handler)
         except OSError as error:
             raise ConfigError(
-                f"http_port: {port} on {host} can't be had: {error.strerror}; "
+                f"http_port: {port} on {host} can't be opened: {error.strerror}; "
                 "another tracker here? Use --http-port 0 for any free one"
             ) from None
         self.port: int = self._server.server_address[1]
@@ -202,7 +198,6 @@ class HealthServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving, and close the port and all connections."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -31,12 +31,8 @@ Ranking = Mapping[Partition, tuple[str, ...]]
 """For each partition the id of its proposed owner, then the ids of the stand-ins in their order."""
 
 LOAD_FACTOR = 1.4
-"""At most this many times its even share of the partitions is proposed to a member.
-
-Where members have 100 partitions each, 0.4 of that is three standard deviations of the load. So members
-seldom reach the limit: few partitions go to another member than the next on the ring, and few move back
-later.
-"""
+"""At most this many times its even share of the partitions is proposed to a member. Where members have 100
+partitions each, 0.4 of that is three standard deviations: few reach the limit, so few partitions move."""
 STAND_INS = 2
 """This many members besides the proposed owner watch a partition, and take it if that owner does not."""
 
@@ -105,11 +101,9 @@ class _Ring:
         self._points = array("Q", sorted(points))
 
     def next(self, place: int) -> int:
-        """The number of the first point at or after `place`."""
         return bisect_left(self._points, place << _INDEX_BITS) % len(self._points)
 
     def member(self, number: int) -> str:
-        """The member that the point of this number belongs to."""
         return self.ids[self._points[number] & _INDEX_MASK]
 
     def leading_to(self, member: str, count: int) -> set[int]:
@@ -143,11 +137,7 @@ class _Ring:
 
 
 class LazyRanking(Mapping[Partition, tuple[str, ...]]):
-    """The ranking of each partition that some member can serve.
-
-    Only `owners`, the proposed owner of each partition, is computed beforehand. A ranking is computed when it
-    is asked for.
-    """
+    """The ranking of each partition that some member can serve; only `owners` are computed beforehand."""
 
     def __init__(
         self, owners: Mapping[Partition, str], firsts: Iterable[int], rings: Mapping[str, _Ring]
@@ -169,7 +159,6 @@ class LazyRanking(Mapping[Partition, tuple[str, ...]]):
         return len(self.owners)
 
     def first(self, partition: Partition, count: int) -> tuple[str, ...]:
-        """The first `count` members of a partition's ranking."""
         found = [self.owners[partition]]
         for _, member in self._rings[partition[0]].walk(_place_of(partition)):
             if len(found) >= count:
@@ -228,11 +217,10 @@ _Bid = tuple[int, int, Partition]
 
 
 class _Matching:
-    """Gives the partitions beyond a member's bound to the next members on the ring.
+    """Gives the partitions beyond a member's bound to the next members on the ring. Changes `owners`.
 
-    Deferred acceptance (Gale and Shapley, 1962): each partition asks members in the order in which it meets
-    them on the ring. A member keeps the `bound` best bids and turns the other partitions away, which ask the
-    next members. The result is stable and does not depend on the order of the questions. Changes `owners`.
+    Deferred acceptance (Gale and Shapley, 1962): a partition asks members in the order of the ring; a member
+    keeps the `bound` best bids. The result is stable and does not depend on the order of the questions.
     """
 
     def __init__(
@@ -256,7 +244,6 @@ class _Matching:
         self._turned_away: list[Partition] = []
 
     def run(self) -> None:
-        """Find owners for all partitions that are beyond the bound of their first choice."""
         for member in [m for m, chosen in self._first_choices.items() if len(chosen) > self._bound]:
             kept = self._kept_by(member)
             for *_, partition in kept[self._bound :]:
@@ -290,7 +277,6 @@ class _Matching:
         self._turned_away.append(partition)
 
     def _place_at_least_loaded(self, unplaced: Iterable[Partition]) -> None:
-        """Give each partition whose members are all at their bound to the least loaded of these members."""
         unplaced = sorted(unplaced)
         load = Counter(self._owners.values())
         load.subtract(self._owners[partition] for partition in unplaced)

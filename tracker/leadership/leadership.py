@@ -37,16 +37,13 @@ from tracker.leadership.znode_cache import ZnodeCache
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0
-"""The tracker reads all znodes again after this time, whether or not watches have reported changes; later if
-RECHECK_ZNODES_PER_S asks for that."""
+"""The tracker reads all znodes again after this time, whether or not watches have reported changes."""
 RECHECK_ZNODES_PER_S = 50
-"""The tracker waits longer than RECHECK_S to read all znodes again if all trackers together would read more
-znodes per second than this."""
+"""It waits for longer if all trackers together would read more znodes per second than this."""
 _FAILURE_PAUSE = Backoff(0.1, 2, 2, jitter=0)
 """The pause of the thread after a failure: 0.1 s, doubled by each failure in a row, up to 2 s."""
 _POLL_S = 0.05
-"""The pause between two checks in `start` whether ZooKeeper denies access, while `start` waits for the
-registration."""
+"""While `start` waits for the registration, it checks at intervals of this many seconds for denied access."""
 
 
 class Leadership(Closeable):
@@ -94,14 +91,8 @@ class Leadership(Closeable):
         self._znodes = ZnodeCache(self._zk, self._wake_up.set, self._timeout)
         info = TrackerInfo(tracker_id, host, clock.wall_ms(), queues, kafka_ok=True)
         self._member = MemberZnode(self._zk, self._znodes, self._paths, info, self._timeout)
-        self._offsets = OffsetStore(
-            self._zk,
-            self._paths,
-            self._timeout,
-            self._session.is_ours,
-            self._seen_as_ours,
-            self._paths.tracker(tracker_id),
-        )
+        ours = self._session.is_ours, self._seen_as_ours, self._paths.tracker(tracker_id)
+        self._offsets = OffsetStore(self._zk, self._paths, self._timeout, *ours)
 
         # Only the thread uses the following.
         self._reader = RegistryReader(self._paths, queues)
@@ -109,8 +100,6 @@ class Leadership(Closeable):
         self._planner = Planner(tracker_id, takeover_delay)
         self._session_id: int | None = None
         self._recheck_at = 0.0
-
-    # ---- for the tracker's main loop ----
 
     def start(self, timeout: float | None = None) -> Leadership:
         """Connect and start the thread; with `timeout`, wait that many seconds for the registration.
@@ -120,26 +109,26 @@ class Leadership(Closeable):
         """
         self._zk.start_async()
         self._thread.start()
-        if timeout is not None and not self._wait_until_registered(timeout):
-            self.close()
-            why = "another session is registered so" if self._member.other_session else "no answer"
-            raise Unavailable(
-                f"ZooKeeper at {address(self._zk)}: could not register as {self._id!r} "
-                f"within {timeout:g} s: {why}"
-            )
-        return self
-
-    def _wait_until_registered(self, timeout: float) -> bool:
-        deadline = self._clock.monotonic() + timeout
         try:
-            while not self._member.registered.wait(_POLL_S) and self._clock.monotonic() < deadline:
-                if self._denied is not None:
-                    raise self._denied
-                check_access(self._zk)
-        except AccessDenied:
+            if timeout is not None:
+                self._wait_until_registered(timeout)
+        except Unavailable:
             self.close()
             raise
-        return self._member.registered.is_set()
+        return self
+
+    def _wait_until_registered(self, timeout: float) -> None:
+        deadline = self._clock.monotonic() + timeout
+        while not self._member.registered.wait(_POLL_S):
+            if self._denied is not None:
+                raise self._denied
+            check_access(self._zk)
+            if self._clock.monotonic() >= deadline:
+                why = "another session is registered so" if self._member.other_session else "no answer"
+                raise Unavailable(
+                    f"ZooKeeper at {address(self._zk)}: could not register as {self._id!r} "
+                    f"within {timeout:g} s: {why}"
+                )
 
     def close(self) -> None:
         """End the session: ZooKeeper deletes every leader znode at once, and other trackers take over."""
@@ -151,7 +140,6 @@ class Leadership(Closeable):
         self._published.publish(LeadershipView())
 
     def snapshot(self) -> LeadershipView:
-        """The partitions that this tracker owns and the queues it serves, as last seen."""
         return self._published.view
 
     def alive(self) -> bool:
@@ -159,7 +147,6 @@ class Leadership(Closeable):
         return self._thread.ident is None or self._thread.is_alive() or self._closing.is_set()
 
     def may_redeliver(self) -> bool:
-        """True while this tracker's session is certainly alive; see TrackerSession.is_certain()."""
         return self._session.is_certain()
 
     def set_kafka_ok(self, ok: bool) -> None:
@@ -184,17 +171,11 @@ class Leadership(Closeable):
         return self._offsets.read((queue, partition))
 
     def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
-        """Store offsets; returns the partitions whose offset was stored, see OffsetStore.write().
-
-        Raises Unavailable; some offsets may have been stored then, which does no harm.
-        """
+        """Store offsets, see OffsetStore.write(). Raises Unavailable when some may have been stored."""
         return self._offsets.write(offsets)
 
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """Return the partitions whose leader znode was of our session at the beginning of the check.
-
-        Goes by the cached leader znodes (see ZnodeCache), after one round trip to ZooKeeper.
-        """
+        """Return those whose leader znode is ours by the cache, after one round trip to ZooKeeper."""
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):
             return set()
@@ -203,8 +184,6 @@ class Leadership(Closeable):
         if not events_applied.wait(self._timeout):
             return set()
         return {p for p in partitions if self._session.is_ours(self._znodes.seen(self._paths.leader(*p)))}
-
-    # ---- the thread ----
 
     def _run(self) -> None:
         failures, logged = 0, ""
@@ -222,12 +201,8 @@ class Leadership(Closeable):
                 expected = isinstance(error, Unavailable)
                 self._denied = error if isinstance(error, AccessDenied) else None
                 if (text := str(error) or repr(error)) != logged:
-                    log.warning(
-                        "leadership: %s; trying again",
-                        text,
-                        exc_info=not expected,
-                        extra={"tracker": self._id},
-                    )
+                    about = {"tracker": self._id}
+                    log.warning("leadership: %s; trying again", text, exc_info=not expected, extra=about)
                 logged = text
                 failures += 1
                 # Waits for `_closing`: a wake-up must not turn the back-off into a busy loop.
@@ -247,7 +222,8 @@ class Leadership(Closeable):
             read_by_all = len(self._znodes) * self._planner.members / RECHECK_ZNODES_PER_S
             self._recheck_at = now + max(RECHECK_S, read_by_all * random.uniform(0.75, 1.25))
         tree = self._reader.read(self._znodes, self._planner.concerning_us)
-        changed = self._register(tree, session)
+        if changed := self._member.ensure(tree, session):
+            self._session.verify_at = 0.0
         changed |= self._give_up(tree, session)
         held = {p: stat for p, stat in tree.leaders.items() if session_of(stat) == session}
         todo = self._planner.plan(tree, held, now)
@@ -290,26 +266,15 @@ class Leadership(Closeable):
             return
         view = self._published.view
         if self._session_id is not None:
-            log.warning(
-                "ZooKeeper session lost, and with it %d partitions",
-                len(view.owned),
-                extra={"tracker": self._id},
-            )
+            lost, about = len(view.owned), {"tracker": self._id}
+            log.warning("ZooKeeper session lost, and with it %d partitions", lost, extra=about)
         self._session_id = session
         self._znodes.expire()
         self._planner.forget_session()
         self._published.forget_releases()
         self._published.publish(LeadershipView(queues=view.queues))
 
-    def _register(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Create or correct our member znode; returns whether it had to be written."""
-        changed = self._member.ensure(tree, session)
-        if changed:
-            self._session.verify_at = 0.0
-        return changed
-
     def _give_up(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Delete the leader znodes of requested releases; returns whether our session had any of them."""
         releases = self._published.releases()
         ours = self._leaders.give_up(releases, tree, session)
         for partition, epoch in releases.items():

@@ -31,9 +31,7 @@ class OffsetWriteSchedule:
     """Decides when the offset of a partition is written: seldom where there are many partitions.
 
     All trackers together write about `writes_per_s` offsets a second, and no partition's offset more often
-    than every `every_s` seconds. A busy partition's offset waits only for `every_s` once
-    `EARLY_WRITE_MARKERS` markers lie between the stored offset and the markers read so far: a successor would
-    have to read these again.
+    than every `every_s` seconds. A busy partition's offset waits only for that.
     """
 
     def __init__(self, every_s: float, writes_per_s: float) -> None:
@@ -53,11 +51,9 @@ class OffsetWriteSchedule:
         return now - written >= self.interval_s(partitions)
 
     def written(self, keys: Iterable[Partition], now: float) -> None:
-        """Note that the offsets of these partitions are stored."""
         self._written.update(dict.fromkeys(keys, now))
 
     def forget(self, owned: Iterable[Partition]) -> None:
-        """Forget the partitions that are not among these."""
         keep = set(owned)
         self._written = {key: at for key, at in self._written.items() if key in keep}
 
@@ -128,10 +124,7 @@ class OffsetStore:
         return frozenset(done)
 
     def _write_together(self, offsets: Mapping[Partition, StoredOffset]) -> set[Partition]:
-        """Store offsets in few transactions, without requests for leader znodes; returns the partitions.
-
-        Only partitions that `seen_as_ours` returns, and whose znode's version is known.
-        """
+        """Store offsets in few transactions where the znode's version is known; returns the partitions."""
         known = [key for key in self._seen_as_ours(offsets) if key in self._versions]
         calls = []
         for keys in _groups({key: offsets[key].to_json() for key in known}):

@@ -46,8 +46,7 @@ class MemberZnode:
         self.registered = threading.Event()
         """Set once `ensure` has found the znode in this tracker's session, with the right data."""
         self.other_session: int | None = None
-        """The last other ZooKeeper session that `ensure` found registered under this tracker's id: an earlier
-        session of this tracker, or a second tracker with the same id. None: there was none."""
+        """The last other session found under this id: an earlier one of this tracker, or another's."""
 
     def set_kafka_ok(self, ok: bool) -> None:
         """Note whether this tracker reaches Kafka; the next `ensure` writes it. For any thread."""
@@ -56,8 +55,7 @@ class MemberZnode:
     def ensure(self, tree: RegistrySnapshot, session: int) -> bool:
         """Create or correct the znode; returns True if it had to be written.
 
-        If another session is registered under this tracker's id, logs a warning and returns False: call
-        `ensure` again, until that session has ended.
+        While another session is registered under this tracker's id, it only logs a warning.
         """
         data = self._info.to_json()
         found = tree.members.get(self._info.id)
@@ -69,10 +67,8 @@ class MemberZnode:
         elif session_of(found[1]) != session:
             if self.other_session != session_of(found[1]):
                 self.other_session = session_of(found[1])
-                log.warning(
-                    "another session is registered under this id; waiting for its end",
-                    extra={"tracker": self._info.id},
-                )
+                text = "another session is registered under this id; waiting for its end"
+                log.warning(text, extra={"tracker": self._info.id})
             return False
         elif found[0] != data:
             call = self._zk.set_async(self._path, data)
@@ -119,8 +115,7 @@ class LeaderZnodes:
         """Try to create the leader znodes of these partitions; returns True if any was created.
 
         A leader znode without a session is replaced. No tracker makes such a znode, so nobody relies on it.
-        If another tracker has just replaced the znode, the new one may be replaced, too: we then take over
-        from that tracker as from any earlier owner.
+        If another tracker has just replaced the znode, we take over from that tracker as from any other.
         """
         made = False
         self.blocked = {}
@@ -166,7 +161,7 @@ class LeaderZnodes:
         }
         calls = []
         for path in ours.values():
-            # ZooKeeper has deleted our member znode if our session has ended. The check fails then, also if
+            # ZooKeeper has deleted our member znode if our session has ended. The check fails then, even if
             # this request arrives in a new session while another tracker leads the partition.
             transaction = self._zk.transaction()
             transaction.check(self._paths.tracker(self._id), -1)

@@ -14,11 +14,7 @@ from tracker.leadership.registry_view import RegistrySnapshot
 class Planner:
     """Calls assign() and next_actions(), and remembers between the calls the input of these pure functions.
 
-    It remembers the rankings, since when partitions have no leader, and the partitions that this tracker took
-    as a stand-in: as a member that is not the proposed owner.
-
-    takeover_delay_s  seconds after which the next member in rank takes a partition that the member before it
-                      has not taken
+    takeover_delay_s  the next member in rank takes a partition after this time, if the one before has not
     """
 
     def __init__(self, tracker_id: str, takeover_delay_s: float) -> None:
@@ -32,12 +28,10 @@ class Planner:
         self._ranking: dict[Partition, tuple[str, ...]] = {}
         """By partition: the ids of the first members in order of rank. Only for partitions to watch."""
         self.claimed: set[Partition] = set()
-        """Partitions whose leader znode belongs to our session, or may, because we have asked ZooKeeper to
-        create it."""
+        """Partitions whose leader znode is ours, or may be, because we have asked ZooKeeper to create it."""
 
     @property
     def members(self) -> int:
-        """How many trackers were registered when `plan` was last called."""
         return len(self._sessions)
 
     def forget_session(self) -> None:
@@ -47,16 +41,12 @@ class Planner:
         self.claimed.clear()
 
     def forget_ranking(self) -> None:
-        """Have the next `concerning_us` compute the ranking again."""
         self._ranked_for = None
 
     def concerning_us(
         self, queues: Mapping[str, RegisteredQueue], eligible: frozenset[Member]
     ) -> set[Partition]:
-        """The partitions to watch: this tracker leads them, is their proposed owner, or is a stand-in.
-
-        eligible  the members that can own partitions, see RegistrySnapshot
-        """
+        """The partitions to watch: this tracker leads them, is their proposed owner, or is a stand-in."""
         there = {name: queue.partitions for name, queue in queues.items()}
         alive = [(name, count) for name, count in there.items() if not queues[name].deleting]
         if (alive, eligible) != self._ranked_for:

@@ -41,11 +41,9 @@ class PublishedView:
 
     @property
     def view(self) -> LeadershipView:
-        """The last published view, without partitions whose release was requested."""
         return self._view
 
     def publish(self, view: LeadershipView) -> None:
-        """Replace the current view."""
         with self._lock:
             self._view = self._without_releases(view)
 

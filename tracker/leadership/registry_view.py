@@ -61,11 +61,7 @@ class RegistryReader:
         self._last: RegistrySnapshot | None = None
 
     def read(self, znodes: ZnodeCache, choose_leaders: ChooseLeaders) -> RegistrySnapshot:
-        """Read the znodes that are not cached or that a watch has reported as changed.
-
-        `choose_leaders` returns the partitions whose leader znodes are read. Raises NoAuthError if the lists
-        of trackers and queues can't be read.
-        """
+        """Read what is not cached or has changed; NoAuthError: we may not list trackers and queues."""
         if self._last is not None and znodes.clean:
             return self._last
         self._last = None
@@ -91,8 +87,8 @@ class RegistryReader:
             settings, deleting = known
             size, missing = self._partitions(name, numbers or [])
             if not deleting and (missing or not size):
-                numbers_text = ", ".join(map(str, missing[:10])) or "all partitions"
-                self._problems[paths.partitions(name)] = f"lacks {numbers_text}; run: kmq queue create {name}"
+                lost = ", ".join(map(str, missing[:10])) or "all partitions"
+                self._problems[paths.partitions(name)] = f"lacks {lost}; run: kmq queue create {name}"
             queues[name] = RegisteredQueue(settings, size, deleting)
             versions[name] = found[1].version
         members = {i: found for i in ids if (found := data[paths.tracker(i)]) is not None}
@@ -125,7 +121,6 @@ class RegistryReader:
         return known[1:]
 
     def _queue(self, name: str, data: bytes) -> tuple[QueueSettings, bool] | None:
-        """Decode a queue's settings and its deletion mark; None if they never could be decoded."""
         known = self._last_good.get(name)
         if known is None or known[0] != data:
             try:
@@ -136,7 +131,6 @@ class RegistryReader:
         return known and known[1:]
 
     def _member(self, tracker_id: str, data: bytes) -> tuple[bytes, Member | None]:
-        """The data, and the member decoded from them; None for the member if they can't be decoded."""
         known = self._members.get(tracker_id)
         if known is not None and known[0] == data:
             return known

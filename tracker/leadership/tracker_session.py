@@ -14,8 +14,7 @@ from kmqpy.zookeeper.session import gather, last_failure, session_of, stop
 log = logging.getLogger(__name__)
 
 RESTART_AFTER_S = 2.0
-"""TrackerSession starts kazoo's client again when the client has been closed, or refused by ZooKeeper, for
-this many seconds."""
+"""kazoo's client is started again when it has been closed, or refused by ZooKeeper, for this long."""
 
 
 class TrackerSession:
@@ -45,8 +44,7 @@ class TrackerSession:
         self._connection = 0
         """How often the connection's state has changed so far. Each state has this number as its name."""
         self._verified = (-1, 0.0)
-        """The number of the connection that was verified last, and the monotonic time until which the session
-        counts as alive for that."""
+        """The connection that was verified last, and the monotonic time until which that counts."""
         self.verify_at = 0.0
         """The monotonic time at which the session is verified next; 0: at once."""
         self._gave_up_at: float | None = None
@@ -68,12 +66,10 @@ class TrackerSession:
         return connection == self._connection and self._clock.monotonic() < deadline
 
     def is_ours(self, stat: Any) -> bool:
-        """True if the znode of this stat is ephemeral and belongs to this session."""
         client_id = self._zk.client_id
         return client_id is not None and session_of(stat) == client_id[0]
 
     def current(self) -> int | None:
-        """The id of the session; None while it is not connected."""
         client_id = self._zk.client_id
         if self._zk.state != KazooState.CONNECTED or client_id is None:
             return None
@@ -106,11 +102,8 @@ class TrackerSession:
             self._gave_up_at = now
         elif now - self._gave_up_at > RESTART_AFTER_S:
             if not self._logged:
-                log.error(
-                    "ZooKeeper can't be reached or refused us%s; trying again",
-                    last_failure(self._zk),
-                    extra={"tracker": self._tracker_id},
-                )
+                text, about = "ZooKeeper can't be reached or refused us%s; trying again", self._tracker_id
+                log.error(text, last_failure(self._zk), extra={"tracker": about})
             self._logged = True
             self._gave_up_at = None
             stop(self._zk)

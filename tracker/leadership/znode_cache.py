@@ -45,15 +45,12 @@ class ZnodeCache:
 
     @property
     def clean(self) -> bool:
-        """True if no cached value has to be read again."""
         return not self._expired and not self._changed
 
     def forget(self, path: str) -> None:
-        """Read `path` again next time."""
         self._changed.add(path)
 
     def expire(self) -> None:
-        """Read everything again next time."""
         self._expired = True
 
     def __len__(self) -> int:
@@ -64,7 +61,7 @@ class ZnodeCache:
         if self._expired:
             self._expired = False
             self._values.clear()
-            self._changed.clear()  # also the marks of paths that nobody will read again
+            self._changed.clear()  # even the marks of paths that nobody will read again
             self.refused.clear()
         stale = [path for path in paths if path in self._changed or path not in self._values]
         for path in stale:  # seen() must not return a value that is being read again

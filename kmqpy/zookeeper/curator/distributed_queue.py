@@ -6,41 +6,38 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    ConnectionClosedError,
-    ConnectionLoss,
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    SessionExpiredError,
-)
+from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, ConfigError, DecodeError, MessageError, UnknownOutcome, shown
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.curator.item_format import decode_items, encode_items
-from kmqpy.zookeeper.curator.item_names import PLAIN, PREFIX, ItemNames
+from kmqpy.zookeeper.curator.item_names import (
+    BY_ID,
+    DELAYED,
+    PLAIN,
+    PREFIX,
+    ItemNames,
+    cleaned_id,
+    delay_prefix,
+    id_of,
+    id_prefix,
+    priority_prefix,
+)
+from kmqpy.zookeeper.curator.options import ErrorMode, PutListener, QueueOptions
 from kmqpy.zookeeper.packets import check_create
-from kmqpy.zookeeper.session import address, failure, has_ended, unavailable
+from kmqpy.zookeeper.session import LOST_ANSWER, address, failure, has_ended, unavailable
 from kmqpy.zookeeper.watched_children import WatchedChildren
-
-if TYPE_CHECKING:
-    from kmqpy.zookeeper.curator.builder import QueueBuilder
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Item_contra = TypeVar("Item_contra", contravariant=True)
 
-LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
-"""After one of these errors, a request may have been executed or not."""
 _LOOK_AGAIN_AFTER_S = 1.0
 """The consumer tries again after this many seconds, even without a watch event, if it left items (another
 process had locked them, for example), if the queue was removed, or if consuming failed."""
@@ -53,42 +50,6 @@ _MAX_REPORTED_NAMES = 1_000
 """The most znodes of which a queue remembers that it has warned; then it forgets all, and may warn again."""
 
 
-class ErrorMode(StrEnum):
-    """What becomes of an item whose consumer raised an exception; Curator's ErrorMode."""
-
-    REQUEUE = "requeue"
-    """The item is put again at the end of the queue."""
-    DELETE = "delete"
-    """The item is deleted."""
-
-
-class Consumer(Protocol[Item_contra]):
-    """Consumes the items of a queue; without an executor, one at a time."""
-
-    def consume(self, item: Item_contra, /) -> None:
-        """Process one item; after an exception, ErrorMode says what becomes of the item."""
-        ...
-
-    def connection_changed(self, state: str) -> None:
-        """Called with kazoo's states: SUSPENDED (stop: locks may be lost soon), LOST (they are), CONNECTED.
-
-        The method must not block: kazoo's own thread calls it.
-        """
-        ...
-
-
-class PutListener(Protocol):
-    """Learns the outcome of each put; must not block, because kazoo's thread calls it for background puts."""
-
-    def put_completed(self, items: Sequence[Any]) -> None:
-        """The items of one znode are stored."""
-        ...
-
-    def put_failed(self, items: Sequence[Any], error: Exception) -> None:
-        """The items are not in the queue; if `error` is UnknownOutcome, they may be."""
-        ...
-
-
 class DistributedQueue(Generic[T]):
     """A queue that Java programs with Curator's DistributedQueue can share; made by QueueBuilder.
 
@@ -98,7 +59,7 @@ class DistributedQueue(Generic[T]):
     it can't decode, where they are, and warns.
     """
 
-    def __init__(self, options: QueueBuilder[T], names: ItemNames = PLAIN) -> None:
+    def __init__(self, options: QueueOptions[T], names: ItemNames = PLAIN) -> None:
         self._options = options
         self._names = options.named(names)
         self._error_mode = options.error_mode
@@ -131,7 +92,7 @@ class DistributedQueue(Generic[T]):
     def set_error_mode(self, mode: ErrorMode) -> None:
         """Change what becomes of items whose consumer fails from now on. Raises ConfigError."""
         if not isinstance(mode, ErrorMode):
-            raise ConfigError(f"error_mode: {shown(mode)} is no ErrorMode")
+            raise ConfigError(f"error_mode: {shown(mode)} is not an ErrorMode")
         if self._options.lock_path is None:
             raise ConfigError("error_mode: needs lock_path; without it, failed items are deleted already")
         self._error_mode = mode
@@ -358,13 +319,13 @@ class DistributedQueue(Generic[T]):
         """Consume the due items of one listing; return how many s to wait for a change (None: no limit)."""
         names = self._children.names()
         self._last_count = len(names)
-        foreign = [name for name in names if not name.startswith(PREFIX)]
-        for name in foreign:
+        ours = {name for name in names if name.startswith(PREFIX)}
+        for name in set(names) - ours:
             self._warn_once(name, "a znode of a foreign name; it is left alone")
         now = SYSTEM_CLOCK.wall_ms()
         pause: float | None = None
         due = []
-        for name in self._names.order(set(names) - set(foreign)):
+        for name in self._names.order(ours):
             late_ms = now - self._names.due_ms(name)
             if late_ms >= 0:
                 due.append(name)
@@ -397,7 +358,7 @@ class DistributedQueue(Generic[T]):
         try:
             if self._options.lock_path is None:
                 return self._without_lock(name)
-            return self._with_lock(name, lambda data, stat: self._decode_and_consume(name, data, stat))
+            return self._with_lock(name, lambda *found: self._decode_and_consume(name, *found))
         except (NoNodeError, NodeExistsError):
             return False
         except NoAuthError:
@@ -435,9 +396,8 @@ class DistributedQueue(Generic[T]):
                 return False
             if self._lost_sessions != session:
                 if not has_ended(self._zk):
-                    log.warning(
-                        "queue %s: %s: its lock was lost meanwhile; it is consumed again", self._path, name
-                    )
+                    text = "queue %s: %s: its lock was lost meanwhile; it is consumed again"
+                    log.warning(text, self._path, name)
                 return False
             multi = self._zk.transaction()
             multi.delete(item)
@@ -492,7 +452,6 @@ class DistributedQueue(Generic[T]):
         return None if items is None else self._call_consumer(name, items)
 
     def _call_consumer(self, name: str, items: list[T]) -> ErrorMode:
-        """Call the consumer with the items; return what becomes of the znode."""
         consumer: Any = self._options.consumer
         call = getattr(consumer, "consume", consumer)
         for item in items:
@@ -510,3 +469,38 @@ class DistributedQueue(Generic[T]):
                 self._reported.clear()
             self._reported.add(name)
             log.warning("queue %s: %s: %s", self._path, name, text)
+
+
+class DistributedIdQueue(DistributedQueue[T]):
+    """A queue whose items can be removed by their ids; several items may have the same id."""
+
+    def __init__(self, options: QueueOptions[T]) -> None:
+        super().__init__(options, BY_ID)
+
+    def put_with_id(self, item: T, item_id: str, *, timeout: float | None = None) -> bool:
+        """Put one item under an id, in which `/` and `|` become `_`; otherwise like put()."""
+        return self.put_named(id_prefix(item_id), [item], timeout=timeout)
+
+    def remove_by_id(self, item_id: str) -> int:
+        """Remove the items of this id that nobody consumes now; return how many. Raises Unavailable."""
+        wanted = cleaned_id(item_id)
+        return sum(self.remove(name) for name in self.children() if id_of(name) == wanted)
+
+
+class DistributedPriorityQueue(DistributedQueue[T]):
+    """A queue whose items have priorities; lower numbers come first, as in Curator."""
+
+    def put_with_priority(self, item: T, priority: int, *, timeout: float | None = None) -> bool:
+        """Put one item with a priority of 32 bits, signed; otherwise like put()."""
+        return self.put_named(priority_prefix(priority), [item], timeout=timeout)
+
+
+class DistributedDelayQueue(DistributedQueue[T]):
+    """A queue whose items are not consumed before they are due, by the consumer's clock."""
+
+    def __init__(self, options: QueueOptions[T]) -> None:
+        super().__init__(options, DELAYED)
+
+    def put_until(self, item: T, due_ms: int, *, timeout: float | None = None) -> bool:
+        """Put one item that is due at `due_ms`, in ms since 1970 UTC; otherwise like put()."""
+        return self.put_named(delay_prefix(due_ms), [item], timeout=timeout)

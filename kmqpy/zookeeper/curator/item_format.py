@@ -22,7 +22,6 @@ _ITEM_HEAD = struct.Struct(">bi")
 
 
 def encode_items(items: Iterable[bytes]) -> bytes:
-    """Return the bytes of a znode that holds these items."""
     parts = [_INT.pack(VERSION)]
     for item in items:
         parts += (_ITEM_HEAD.pack(_ITEM, len(item)), item)

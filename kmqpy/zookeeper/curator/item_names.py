@@ -56,12 +56,10 @@ def id_prefix(item_id: str) -> str:
 
 
 def cleaned_id(item_id: str) -> str:
-    """Return an id as it stands in a name: with `_` for `/` and `|`."""
     return item_id.replace("/", "_").replace(_SEPARATOR, "_")
 
 
 def id_of(name: str) -> str | None:
-    """Return the id in a name of an id queue; None if there is none."""
     _, first, rest = name.partition(_SEPARATOR)
     item_id, second, _ = rest.partition(_SEPARATOR)
     return item_id if first and second else None
@@ -85,7 +83,6 @@ def due_ms_of(name: str) -> int:
 
 
 def _by_sequence(names: Iterable[str]) -> list[str]:
-    """Sort names of an id queue without regard to the ids."""
 
     def without_id(name: str) -> str:
         before, first, rest = name.partition(_SEPARATOR)

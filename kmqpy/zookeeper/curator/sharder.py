@@ -74,7 +74,7 @@ class QueueSharder(Generic[Q]):
             ensure_path(self._zk, self._path)
             self._adopt()
         if not self._queues:
-            self._add(self._new_path())
+            self._add_new()
         self._thread.start()
 
     def close(self) -> None:
@@ -129,21 +129,20 @@ class QueueSharder(Generic[Q]):
                 self._adopt()
                 if self.paths != known:
                     return  # another has added one meanwhile
-                if len(known) >= self._max_queues:
-                    log.warning(
-                        "queue %s: %d queues are full; max_queues allows no more", self._path, len(known)
-                    )
+                if len(known) < self._max_queues:
+                    self._add_new()
                 else:
-                    self._add(self._new_path())
+                    text = "queue %s: %d queues are full; max_queues allows no more"
+                    log.warning(text, self._path, len(known))
             finally:
                 latch.release()
-
-    def _new_path(self) -> str:
-        return f"{self._path}/queue-{uuid.uuid4()}"
 
     def _adopt(self) -> None:
         for name in self._zk.get_children(self._path):
             self._add(f"{self._path}/{name}")
+
+    def _add_new(self) -> None:
+        self._add(f"{self._path}/queue-{uuid.uuid4()}")
 
     def _add(self, path: str) -> None:
         with self._mutex:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import CancelledError, KazooException
+from kazoo.exceptions import CancelledError
 from kazoo.recipe.lock import Lock
 
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -111,8 +111,6 @@ class SingleConsumer:
             try:
                 with unavailable(self._zk):
                     lock.release()
-            except (KazooException, OSError):
-                SYSTEM_CLOCK.sleep(_RETRY_PAUSE_S)
             except Exception as error:
                 log.debug("releasing %s: %r", self._path, error)
                 SYSTEM_CLOCK.sleep(_RETRY_PAUSE_S)

@@ -90,20 +90,14 @@ class Candidates:
         self._names.extendleft(reversed([*some[start:alike], *some[:start], *some[alike:]]))
 
     def give_back(self, names: Iterable[str], *, free: bool = False) -> None:
-        """Let the next listing have these names again.
-
-        free  the items are not locked any more: wake those who wait for a change
-        """
+        """Let the next listing have these names again; if they are `free` now, wake those who wait."""
         with self._mutex:
             self._drawn.difference_update(names)
         if free:
             self.changed.set()
 
     def all_in_order(self) -> list[str]:
-        """Return the names of all items that are committed by now, locked ones too, in order.
-
-        Raises as draw().
-        """
+        """Return the names of all items that are committed by now, locked ones too, in order."""
         zk, path = self._session.zk, self._paths.items
         with unavailable(zk):
             zk.sync(path)
@@ -129,7 +123,6 @@ class Candidates:
             self._next_listing_at = now + _LISTING_LIFETIME_FACTOR * (now - started)
 
     def _ordered(self, names: Iterable[str], locks: Iterable[str]) -> list[str]:
-        """Return the items that are not locked, in order; raise QueueNotFound if there is no queue."""
         names = [*names]
         if not names and self._session.zk.exists(self._paths.items) is None:
             raise missing_queue(self._paths, self._paths.items)

@@ -12,8 +12,7 @@ from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError
 from kmqpy.zookeeper.multi_read import DENIED, MISSING
 from kmqpy.zookeeper.queue.layout import DeadName, QueuePaths, is_item, missing_queue
-from kmqpy.zookeeper.queue.reads import Reads
-from kmqpy.zookeeper.queue.sessions import SessionWatch
+from kmqpy.zookeeper.queue.sessions import Reads, SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
 
 _REQUESTS_AT_ONCE = 100
@@ -134,10 +133,9 @@ class DeadItems:
         return multi
 
     def _committed(self, groups: Iterable[Sequence[Any]]) -> int:
-        """Commit the kazoo transactions, group by group; return how many of their dead letters still existed.
+        """Commit kazoo transactions, group by group; return how many of their dead letters still existed.
 
-        ZooKeeper refuses to delete a dead letter with znodes below it. The first such error is raised when
-        all other transactions are committed.
+        The first refusal (there are znodes below a dead letter) is raised when all others are committed.
         """
         done = 0
         refused: Exception | None = None

@@ -32,56 +32,33 @@ _LOCK_NAME = re.compile(r"lock-(-?[0-9]{10})")
 _QUEUE_NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*")
 
 
-@dataclass(frozen=True, slots=True)
 class QueuePaths:
-    """The paths of the znodes of one queue; raises ConfigError if no queue can have this name."""
+    """The paths of the znodes of one queue; raises ConfigError if no queue can have this name.
 
-    root: str
-    queue: str
+    parents  all znodes that must exist before the queue is used
+    """
 
-    def __post_init__(self) -> None:
-        if not _QUEUE_NAME.fullmatch(self.queue):
-            raise ConfigError(f"queue: {self.queue!r} can't be the name of a queue: no '/', no '.' in front")
-
-    @property
-    def base(self) -> str:
-        """The path of the queue itself."""
-        return f"{self.root}/{self.queue}"
-
-    @property
-    def items(self) -> str:
-        """The parent of the items."""
-        return f"{self.base}/items"
-
-    @property
-    def locks(self) -> str:
-        """The parent of the locks."""
-        return f"{self.base}/locks"
-
-    @property
-    def dead_letters(self) -> str:
-        """The parent of the dead letters."""
-        return f"{self.base}/dlq"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        """All znodes that must exist before the queue is used."""
-        return self.items, self.locks, f"{self.base}/meta", self.dead_letters
+    def __init__(self, root: str, queue: str) -> None:
+        if not is_queue_name(queue):
+            raise ConfigError(f"queue: {queue!r} is not a valid name: use no '/', and no '.' in front")
+        self.queue = queue
+        self.base = f"{root}/{queue}"
+        self.items, self.locks = f"{self.base}/items", f"{self.base}/locks"
+        self.metas, self.dead_letters = f"{self.base}/meta", f"{self.base}/dlq"
+        self.parents = self.items, self.locks, self.metas, self.dead_letters
 
     def item(self, name: str) -> str:
-        """Return the path of the item `name`."""
         return f"{self.items}/{name}"
 
     def new_item(self, priority: int = 0) -> str:
         """Return the path to which ZooKeeper appends the sequence number of a new item."""
-        return self.item(_item_prefix(priority))
+        return self.item(f"item-p{priority}-" if priority else "item-")
 
     def new_item_like(self, name: str) -> str:
         """Return new_item() for the priority of the item or dead letter `name`."""
         return self.new_item(_priority_of(name))
 
     def dead_letter(self, znode: str) -> str:
-        """Return the path of a dead letter."""
         return f"{self.dead_letters}/{znode}"
 
     def new_dead_letter(self, name: str, taken: int) -> str:
@@ -89,7 +66,6 @@ class QueuePaths:
         return self.dead_letter(f"{name}-t{taken}-")
 
     def lock(self, name: str) -> str:
-        """Return the path of the lock of item `name`."""
         return f"{self.locks}/lock-{sequence_of(name)}"
 
     def owner(self, name: str, token: str) -> str:
@@ -98,7 +74,7 @@ class QueuePaths:
 
     def meta(self, name: str) -> str:
         """Return the path of the znode in which a policy counts the takes of item `name`."""
-        return f"{self.base}/meta/meta-{sequence_of(name)}"
+        return f"{self.metas}/meta-{sequence_of(name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +108,14 @@ class DeadName:
 
 
 def missing_queue(paths: QueuePaths, parent: str) -> QueueNotFound:
-    """Return the error for a queue whose znode `parent` is missing."""
     return QueueNotFound(f"queue {paths.queue!r}: there is no {parent}; make it with init()")
 
 
 def transactions_path(root: str) -> str:
-    """Return the path of the parent of commit records."""
     return f"{root}/.transactions"
 
 
 def is_item(name: str) -> bool:
-    """Return True if `name` is the name of an item."""
     return _ITEM_NAME.fullmatch(name) is not None
 
 
@@ -152,7 +125,6 @@ def is_lock(name: str) -> bool:
 
 
 def is_queue_name(name: str) -> bool:
-    """Return True if a queue can have this name."""
     return _QUEUE_NAME.fullmatch(name) is not None
 
 
@@ -164,12 +136,7 @@ def sequence_of(name: str) -> str:
 
 
 def have_same_priority(name: str, other: str) -> bool:
-    """Return True if two items have the same priority."""
     return _priority_of(name) == _priority_of(other)
-
-
-def _item_prefix(priority: int) -> str:
-    return f"item-{f'p{priority}-' if priority else ''}"
 
 
 def _priority_of(name: str) -> int:

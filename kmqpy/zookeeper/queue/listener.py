@@ -54,28 +54,24 @@ class Listener:
         start: bool = True,
     ) -> None:
         if not isinstance(queue, ZkQueue):
-            raise ConfigError(f"queue: {shown(queue)} is no ZkQueue")
+            raise ConfigError(f"queue: {shown(queue)} is not a ZkQueue")
         if not isinstance(source, str):
-            raise ConfigError(
-                f"source: {shown(source)} is not the name of a queue; make a Listener for each queue"
-            )
+            name = shown(source)
+            raise ConfigError(f"source: {name} is not the name of a queue; make a Listener for each queue")
         queue.paths(source)
         if not callable(listener):
             raise ConfigError(f"listener: {shown(listener)} can't be called")
         check_limit(workers, "workers")
         if backoff is not None and not isinstance(backoff, Backoff):
-            raise ConfigError(
-                f"backoff: {shown(backoff)} is no Backoff; give one like Backoff(0.1, maximum=5)"
-            )
+            given = shown(backoff)
+            raise ConfigError(f"backoff: {given} is not a Backoff; give one like Backoff(0.1, maximum=5)")
         self._queue = queue
         self._source = source
         self._listener = listener
         self._backoff = backoff or Backoff(0.1, maximum=5)
         self._stopped = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"zk-listener-{source}-{n}", daemon=True)
-            for n in range(workers)
-        ]
+        names = [f"zk-listener-{source}-{n}" for n in range(workers)]
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
         self._started = False
         self._mutex = threading.Lock()
         if start:
@@ -116,15 +112,14 @@ class Listener:
             except Closed:
                 if self._queue.session.closed:
                     return
-            except KmqError as error:
-                if has_ended(self._queue.session.zk):
+            except Exception as error:
+                if not isinstance(error, KmqError):
+                    log.exception("listener of queue %s failed; the item is rolled back", self._source)
+                elif has_ended(self._queue.session.zk):
                     return  # the process ends
+                else:
+                    log.warning("listener of queue %s: %s", self._source, error)
                 failures += 1
-                log.warning("listener of queue %s: %s", self._source, error)
-                self._stopped.wait(self._backoff.delay(failures))
-            except Exception:
-                failures += 1
-                log.exception("listener of queue %s failed; the item is rolled back", self._source)
                 self._stopped.wait(self._backoff.delay(failures))
 
     def _process_one(self) -> bool:

@@ -3,79 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, NotEmptyError
 
-from kmqpy.core.throttle import Throttle
-from kmqpy.errors import Closed, ConfigError, KmqError
+from kmqpy.errors import Closed
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.multi_read import MultiReadProbe
-from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
-from kmqpy.zookeeper.queue.candidates import Candidates
-from kmqpy.zookeeper.queue.commit_records import CommitRecords
 from kmqpy.zookeeper.queue.dead_letters import DeadItems
-from kmqpy.zookeeper.queue.layout import (
-    QueuePaths,
-    is_lock,
-    is_queue_name,
-    missing_queue,
-    transactions_path,
-)
-from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
-from kmqpy.zookeeper.queue.reads import Reads
-from kmqpy.zookeeper.queue.sessions import SessionWatch
+from kmqpy.zookeeper.queue.layout import is_lock, is_queue_name, missing_queue, transactions_path
+from kmqpy.zookeeper.queue.shared import SharedQueues, ZkQueueSettings
 from kmqpy.zookeeper.queue.transaction import Transaction
 from kmqpy.zookeeper.session import connect, unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-_log = logging.getLogger(__name__)
-
-_WARN_EVERY_S = 60.0
-"""A warning about the same item is logged at most once in this many seconds."""
 _UNUSED_RECORD_AFTER_MS = 86_400_000
 """init() deletes a commit record that no commit has written for this many ms (a day). By then no client asks
 for that commit any more, and a client that still uses the record creates it again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZkQueueSettings:
-    """The settings of a ZkQueue; all processes that share a queue should use the same settings.
-
-    root                the parent of all queues
-    policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce, or a Policy
-                        of your own
-    policies            the policies of single queues, by name; all others have `policy`
-    strict_fifo         whether no item is handed out while another transaction has an earlier item
-    session_timeout_ms  ZooKeeper removes the locks of a killed process after this many ms
-    max_packet_bytes    the jute.maxbuffer of the servers; a commit that is not a little smaller
-                        (see packets.py) raises MessageError
-    """
-
-    root: str = "/zms"
-    policy: Policy = field(default_factory=AtLeastOnce)
-    policies: Mapping[str, Policy] = field(default_factory=dict)
-    strict_fifo: bool = False
-    session_timeout_ms: int = 6_000
-    max_packet_bytes: int = MAX_PACKET_BYTES
-
-    def __post_init__(self) -> None:
-        if not self.root.startswith("/") or self.root.endswith("/"):
-            raise ConfigError(f"root: {self.root!r} must be the path of a znode, like /zms")
-        _check_policy("policy", self.policy)
-        if not isinstance(self.policies, Mapping):
-            raise ConfigError(f"policies: {self.policies!r} must be a dict of queues and their policies")
-        for queue, policy in self.policies.items():
-            QueuePaths(self.root, queue)
-            _check_policy(f"policies[{queue!r}]", policy)
-
-    def policy_of(self, queue: str) -> Policy:
-        """Return the policy of a queue."""
-        return self.policies.get(queue, self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +38,7 @@ class ZkQueueStats:
     dead: int
 
 
-def _check_policy(name: str, policy: object) -> None:
-    if isinstance(policy, type) or not isinstance(policy, Policy):
-        raise ConfigError(f"{name}: {policy!r} is no policy; give one like AtLeastOnce() or ConsumeTimes(3)")
-
-
-class ZkQueue:
+class ZkQueue(SharedQueues):
     """Takes items from any number of queues and puts items to them, over one connection. Thread-safe.
 
     close() ends the session: all locks are gone then, and the transactions can't be used any more. The
@@ -108,19 +48,11 @@ class ZkQueue:
     def __init__(
         self, connection: ZooKeeperConnection | None = None, settings: ZkQueueSettings | None = None
     ) -> None:
-        self.settings = settings or ZkQueueSettings()
-        self._connection = contextlib.ExitStack()
+        settings, probe = settings or ZkQueueSettings(), MultiReadProbe()
         given = connection or ZooKeeperConnection.from_environment()
-        probe = MultiReadProbe()
-        zk = self._connection.enter_context(connect(given, self.settings.session_timeout_ms, greeting=probe))
-        self.session = SessionWatch(zk)
-        self._mutex = threading.Lock()
-        self._sources: dict[str, Candidates] = {}
-        self._throttle = Throttle(_WARN_EVERY_S)
-        self.reads = Reads(self.session, probe)
-        """Reads znodes for transactions."""
-        self.records = CommitRecords(zk, transactions_path(self.settings.root))
-        """Lends commit records to transactions."""
+        self._connection = contextlib.ExitStack()
+        zk = self._connection.enter_context(connect(given, settings.session_timeout_ms, greeting=probe))
+        super().__init__(zk, probe, settings)
 
     def __enter__(self) -> Self:
         return self
@@ -198,19 +130,3 @@ class ZkQueue:
         with self._mutex:
             for source in self._sources.values():
                 source.changed.set()
-
-    def paths(self, queue: str) -> QueuePaths:
-        """Return the paths of a queue's znodes; raise ConfigError if no queue can have this name."""
-        return QueuePaths(self.settings.root, queue)
-
-    def source(self, queue: str) -> Candidates:
-        """Return the Candidates of a queue, which all threads share; for Transaction."""
-        with self._mutex:
-            if queue not in self._sources:
-                self._sources[queue] = Candidates(self.session, self.paths(queue))
-            return self._sources[queue]
-
-    def warn_of_item(self, queue: str, error: KmqError) -> None:
-        """Log, once a minute for each item, that it can't be taken; for Transaction."""
-        if self._throttle.allows(str(error)):
-            _log.warning("queue %s: an item can't be taken and stays: %s", queue, error)

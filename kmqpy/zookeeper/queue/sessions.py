@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
-from kazoo.handlers.threading import KazooTimeoutError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, SessionExpired
-from kmqpy.zookeeper.session import address
+from kmqpy.zookeeper.multi_read import ManyReads, MultiReadProbe
+from kmqpy.zookeeper.session import LOST_ANSWER, address
 
-LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
-"""After one of these errors, a request may have been executed or not."""
 _POLL_S = 0.02
 """The pause, in seconds, before another look at the connection or another attempt of a read."""
 
@@ -38,11 +36,9 @@ class SessionWatch:
 
     @property
     def timeout_s(self) -> float:
-        """The session time-out that the server granted."""
         return float(self.zk.granted_s)
 
     def check(self, number: int) -> None:
-        """Raise Closed or SessionExpired if the session of this number is over."""
         if self.closed:
             raise Closed("the queue is closed, and its transactions with it")
         if number != self.number:
@@ -52,7 +48,7 @@ class SessionWatch:
             )
 
     def wait_until_connected(self, number: int, deadline: float) -> bool:
-        """Wait for a connection; return False after `deadline`, or if the session of this number is over."""
+        """Return False after `deadline`, or if the session of this number is over."""
         while not self.zk.connected:
             if SYSTEM_CLOCK.monotonic() >= deadline or self.closed or number != self.number:
                 return False
@@ -91,3 +87,35 @@ class SessionWatch:
     def _on_state(self, state: str) -> None:
         if state == "LOST":
             self.number += 1
+
+
+class Reads:
+    """Reads znodes, and reads a znode again when its answer was lost. Thread-safe."""
+
+    def __init__(self, session: SessionWatch, probe: MultiReadProbe) -> None:
+        self._session = session
+        self._many = ManyReads(session.zk, probe)
+
+    def send(self, paths: Sequence[str]) -> Callable[[], list[tuple[bytes, Any]]]:
+        """Send requests for znodes; return a function that waits for the data and stat of each znode.
+
+        For a znode, these may be MISSING or DENIED. The function raises kazoo's errors, but an error that
+        means a lost answer (LOST_ANSWER) only after the session time-out.
+        """
+        return partial(self._answers, self._many.ask(paths))
+
+    def _answers(self, sent: Sequence[tuple[Sequence[str], Any]]) -> list[tuple[bytes, Any]]:
+        deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
+        found: list[tuple[bytes, Any]] = []
+        for group, handle in sent:
+            try:
+                found += self._many.found(group, handle, partial(self._session.get, deadline=deadline))
+            except LOST_ANSWER:
+                found += [self._read_again(path, deadline) for path in group]
+        return found
+
+    def _read_again(self, path: str, deadline: float) -> tuple[bytes, Any]:
+        def ask(_: Any) -> Any:
+            return self._session.ask(partial(self._session.zk.get_async, path), deadline)
+
+        return self._many.found([path], None, ask)[0]

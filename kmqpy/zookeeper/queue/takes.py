@@ -17,9 +17,8 @@ from kmqpy.errors import AccessDenied, ConfigError, KmqError
 from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.queue.layout import QueuePaths, missing_queue, sequence_of
 from kmqpy.zookeeper.queue.policies import Meta, Policy, Refusal
-from kmqpy.zookeeper.queue.reads import Reads
-from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
-from kmqpy.zookeeper.session import failure
+from kmqpy.zookeeper.queue.sessions import Reads, SessionWatch
+from kmqpy.zookeeper.session import LOST_ANSWER, failure
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,6 @@ class _Wanted:
     meta_version: int | None
 
     def item(self, body: bytes) -> Item:
-        """Return the item, whose lock is ours now."""
         taken = self.meta.taken if self.lock.has_meta else None
         return Item(queue=self.lock.paths.queue, name=self.lock.name, body=body, taken=taken)
 
@@ -108,8 +106,7 @@ class Takes:
     def take(self, paths: QueuePaths, names: Sequence[str]) -> list[TakeResult]:
         """Lock items, by one request if possible; return for each name its item, or why it was not taken.
 
-        AccessDenied stands for an item that we may not read, and ConfigError for one with znodes of others
-        below it, which no commit could delete. Raises QueueNotFound if the queue is missing.
+        Raises QueueNotFound if the queue is missing.
         """
         decided = self._ask_policy(paths, names)
         wanted = [one for one in decided if isinstance(one, _Wanted)]
@@ -122,10 +119,7 @@ class Takes:
             self._session.get(result, deadline)  # NoNodeError: it is gone, or was never ours
 
     def _ask_policy(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken | KmqError]:
-        """Ask the policy about each item; return what is needed to lock the item, or why it is not taken.
-
-        Moves items that were handed out too often to the dlq.
-        """
+        """Ask the policy about each item, and move those that were handed out too often to the dlq."""
         policy = self._policy_of(paths.queue)
         counts = policy.counts
         metas = self._reads.send([paths.meta(name) for name in names])() if counts else [MISSING] * len(names)
@@ -149,9 +143,9 @@ class Takes:
         self._session.check(self.number)
         # Noted before they are requested: whatever happens, rollback() removes these locks.
         self.locks += [one.lock for one in wanted]
-        sent = self._send_locks([wanted])
+        refusals = self._send_locks([wanted])
         bodies = self._reads.send([paths.item(one.lock.name) for one in wanted])
-        errors = self._refusals(sent) * len(wanted)
+        errors = refusals() * len(wanted)
         read = bodies()
         if errors[0] is not None and len(wanted) > 1:  # another taker has one of the items, or one is gone
             errors = self._lock_the_rest(paths, wanted, [stat for _, stat in read])
@@ -184,12 +178,7 @@ class Takes:
     def _lock_the_rest(
         self, paths: QueuePaths, wanted: Sequence[_Wanted], stats: Sequence[Any]
     ) -> list[Exception | None]:
-        """After a refusal of all: lock the items that nobody has; return for each why it was refused.
-
-        None stands for a lock that is ours.
-
-        stats  the stats of the items, as they were read
-        """
+        """After a refusal of all, lock the items that nobody has; return for each why it was refused."""
         listing = self._zk.get_children_async
         deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
         try:
@@ -206,24 +195,20 @@ class Takes:
             else:
                 rest.append(one)
         if rest:
-            found = self._refusals(self._send_locks([rest])) * len(rest)
+            found = self._send_locks([rest])() * len(rest)
             if found[0] is not None and len(rest) > 1:
-                found = self._refusals(self._send_locks([[one] for one in rest]))
+                found = self._send_locks([[one] for one in rest])()
             errors.update(zip((one.lock.token for one in rest), found, strict=True))
         return [errors[one.lock.token] for one in wanted]
 
-    def _send_locks(self, groups: Iterable[Sequence[_Wanted]]) -> list[tuple[Lock, Any]]:
-        """Request locks, one transaction for each group; return the first lock and the handle of each."""
+    def _send_locks(self, groups: Iterable[Sequence[_Wanted]]) -> Callable[[], list[Exception | None]]:
+        """Request locks, one transaction for each group; what is returned waits for each refusal, or None."""
         sent = [(group[0].lock, self._lock_request(group).commit_async()) for group in groups]
         # kazoo does not send in the next session what was requested before it told of the end of this one. So
         # if the number has changed by now, only the next session can have these locks.
         number, self.number = self.number, self._session.number
         self._session.check(number)
-        return sent
-
-    def _refusals(self, sent: Iterable[tuple[Lock, Any]]) -> list[Exception | None]:
-        """Return for each group why its locks were refused; None if they are ours."""
-        return [self._refusal(lock, result) for lock, result in sent]
+        return lambda: [self._refusal(lock, result) for lock, result in sent]
 
     def _lock_request(self, group: Sequence[_Wanted]) -> Any:
         multi = self._zk.transaction()
@@ -240,7 +225,6 @@ class Takes:
         return multi
 
     def _refusal(self, lock: Lock, result: Any) -> Exception | None:
-        """Return why the locks requested together with `lock` were refused; None if they are ours."""
         try:
             return failure(self._session.get(result))
         except LOST_ANSWER:
@@ -252,10 +236,7 @@ class Takes:
             return None if found is not None else NodeExistsError()
 
     def _move_to_dlq(self, paths: QueuePaths, name: str, taken: int, stat: Any) -> NotTaken | KmqError:
-        """Move an item to the dlq, unless another taker has locked it; return why it was not taken.
-
-        stat  that of its meta znode; None if there is none, or the policy does not count
-        """
+        """Move an item, and its meta znode of this `stat`, to the dlq, unless another taker has locked it."""
         [(body, item_stat)] = self._reads.send([paths.item(name)])()
         if item_stat is None:
             return NotTaken.GONE
@@ -286,7 +267,6 @@ class Takes:
                 raise missing_queue(paths, parent)
 
     def _send_unlocks(self, locks: Iterable[Lock]) -> list[Any]:
-        """Request the removal of locks; return kazoo's handles."""
         sent = []
         for lock in locks:
             multi = self._zk.transaction()
@@ -297,7 +277,6 @@ class Takes:
 
 
 def _unusable(path: str, stat: Any) -> KmqError | None:
-    """Return the error for a znode that we could not read, or could never delete; else None."""
     if isinstance(stat, Exception):
         return AccessDenied(f"znode {path}: we may not read it; check its ACL")
     if stat is not None and stat.numChildren:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
@@ -24,12 +24,9 @@ from kmqpy.message import MAX_PRIORITY
 from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.packets import check_multi
 from kmqpy.zookeeper.queue.commit_records import CommitRecord
-from kmqpy.zookeeper.queue.sessions import LOST_ANSWER
+from kmqpy.zookeeper.queue.shared import SharedQueues
 from kmqpy.zookeeper.queue.takes import Item, NotTaken, Takes
-from kmqpy.zookeeper.session import address, failure, unavailable
-
-if TYPE_CHECKING:
-    from kmqpy.zookeeper.queue.queue import ZkQueue
+from kmqpy.zookeeper.session import LOST_ANSWER, address, failure, unavailable
 
 _MAX_LOCKS_PER_REQUEST = 100
 """The most items that one request locks; more are locked by further requests."""
@@ -53,7 +50,7 @@ class Transaction:
     rollback() is called again or the session ends.
     """
 
-    def __init__(self, queue: ZkQueue) -> None:
+    def __init__(self, queue: SharedQueues) -> None:
         self._queue = queue
         self._session = queue.session
         self._zk = queue.session.zk
@@ -194,7 +191,6 @@ class Transaction:
         return outcome
 
     def _expired(self, error: SessionExpired) -> RolledBack:
-        """End the transaction, whose session has ended before its commit; return the error of commit()."""
         self._end(TransactionOutcome.ROLLED_BACK)
         return RolledBack(f"nothing was committed: {error}")
 
@@ -206,7 +202,6 @@ class Transaction:
         self._session.check(self._number)
 
     def _take_free(self, source: str, limit: int) -> list[Item]:
-        """Take items that nobody has locked, roughly in order."""
         paths, candidates = self._queue.paths(source), self._queue.source(source)
         number = candidates.begin()
         taken: list[Item] = []
@@ -252,7 +247,6 @@ class Transaction:
         return taken
 
     def _multi(self, record: CommitRecord) -> Any:
-        """Return the kazoo transaction that commits."""
         multi = self._zk.transaction()
         record.write(multi, self._id)
         for lock in self._takes.locks:
@@ -266,10 +260,7 @@ class Transaction:
         return multi
 
     def _send_commit(self, multi: Any, record: CommitRecord) -> bool:
-        """Send the commit; return False if the answer was lost, or an earlier attempt may have happened.
-
-        Raises the error with which ZooKeeper refused the commit.
-        """
+        """Send the commit; return False if the answer was lost, or an earlier attempt may have happened."""
         self._session.check(self._number)
         try:
             results = self._session.get(multi.commit_async())
@@ -294,7 +285,6 @@ class Transaction:
         return record.read(*found) == self._id
 
     def _reason(self, error: Exception) -> str:
-        """Say for the user why ZooKeeper refused the commit."""
         if isinstance(error, NoNodeError) and not self._takes.locks:
             targets = sorted({path.rpartition("/")[0] for path, _ in self._puts})
             return f"one of {', '.join(targets)} is missing; make it with init()"
@@ -306,7 +296,6 @@ class Transaction:
 
 
 def _bytes_of(body: bytes | str) -> bytes:
-    """Return a body as bytes; raise MessageError if it is neither text nor bytes."""
     if isinstance(body, str):
         try:
             return body.encode()

@@ -137,7 +137,8 @@ class TestFlow:
         assert found[1]["body"] == "plain"
 
     def test_delay_and_partition(self, kmq, queue_name):
-        kmq("queue", "create", queue_name, "--partitions", 3)
+        made = kmq.json("queue", "create", queue_name, "--partitions", 3, "--set", "retry_delays=1s")
+        assert made["retry_delays"] == ["1s"]
         sent = kmq.json("send", queue_name, "x", "--delay", "1h", "--partition", 2)
         assert sent == {"id": "2-0", "partition": 2, "offset": 0}
         for _ in range(5):  # on a busy machine it takes a while to join the group
