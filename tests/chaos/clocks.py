@@ -35,18 +35,17 @@ def set_wrong(processes: Sequence[Process], by_s: float) -> None:
 
 def restart_wrong(brokers: Sequence[Server], by_s: float) -> None:
     """Restart brokers, one by one, with wrong clocks."""
+    preload = library()
+    if preload is None:
+        raise ClusterError("brokers can't be given wrong clocks: install libfaketime")
     for broker, wrong_s in zip(brokers, spread(by_s, len(brokers)), strict=True):
         broker.stop()
-        broker.environment = {**broker.environment, **of_any_program(wrong_s)}
+        broker.environment = {
+            **broker.environment,
+            "LD_PRELOAD": str(preload),
+            "FAKETIME": f"{wrong_s:+.0f}s",
+        }
         broker.start(180)
-
-
-def of_any_program(wrong_s: float) -> dict[str, str]:
-    """Variables of the environment that give any program a clock that is wrong by so much."""
-    found = library()
-    if found is None:
-        raise ClusterError("no program can be given a wrong clock: install libfaketime")
-    return {"LD_PRELOAD": str(found), "FAKETIME": f"{wrong_s:+.0f}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 def shift(by_s: float) -> None:

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.markers.records import ascending_offsets, ascends
+from kmqpy.kafka.markers.records import ascending_offsets, ascends, peak
 from kmqpy.kafka.settings import KafkaConnection
 from tracker.partition.owned_partition import OwnedPartition
 
@@ -112,9 +112,11 @@ class MarkersConsumer:
             place = TopicPartition(part.queue.markers_topic, part.number)
             bounds = self._consumer.get_watermark_offsets(place, cached=True)
             end = INT64_MAX if bounds is None else bounds[1]
-            if offsets[-1] >= end or not ascends(offsets):
+            wrong = offsets[-1] if offsets[-1] >= end else None
+            if not ascends(offsets):
+                wrong = peak(offsets, part.unread[-1].offset() if part.unread else part.state.position - 1)
+            if wrong is not None:
                 del fetched.records[part]
-                wrong = next((one for one in offsets if one >= end), max(offsets))
                 why = f"a batch says offset {wrong}, but lower ones stand behind it, or the log ends at {end}"
                 fetched.errors.setdefault(part, KafkaError(KafkaError._BAD_MSG, why))
 

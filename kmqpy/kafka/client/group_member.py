@@ -28,7 +28,7 @@ from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
 from kmqpy.kafka.client.record_fetcher import RecordFetcher
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.log_cuts import LogCuts
-from kmqpy.kafka.markers.records import ascending_offsets, records_by_partition
+from kmqpy.kafka.markers.records import ascending_offsets, peak, records_by_partition
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -189,7 +189,13 @@ class GroupMember:
                 for partition, ascending in offsets.items():
                     self._partitions[partition].receive_expected(ascending)
                 return records, self._numbers(offsets)
-        records = [record for record in records if self._receive_record(record, log_bounds)]
+        whole = records_by_partition([one for one in records if one.error() is None])
+        wrong = {
+            partition: peak(ascending_offsets(ones), self._partitions[partition].position - 1)
+            for partition, ones in whole.items()
+            if partition in self._partitions
+        }
+        records = [record for record in records if self._receive_record(record, log_bounds, wrong)]
         # If a record has shown that the topic was recreated, or perhaps cut back, its partition is not ACTIVE
         # any more. The records before it are of the former log, or are fetched again.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
@@ -354,8 +360,11 @@ class GroupMember:
         log_start, log_end = log_bounds(partition)
         return assigned.expects(offsets, log_start, epoch, log_end)
 
-    def _receive_record(self, record: Any, log_bounds: LogBounds) -> bool:
-        """Note a record; returns True if the client receives it. Raises for errors that will not pass."""
+    def _receive_record(self, record: Any, log_bounds: LogBounds, wrong: Mapping[int, int | None]) -> bool:
+        """Note a record; returns True if the client receives it. Raises for errors that will not pass.
+
+        `wrong`: by partition, an offset that can't be true.
+        """
         error: KafkaError | None = record.error()
         if error is not None:
             self._raise_if_hopeless(error)
@@ -375,11 +384,12 @@ class GroupMember:
         epoch: int | None = record.leader_epoch()
         is_other = assigned.shows_another_log(offset, log_end)
         if is_other or (
-            assigned.phase is ReceivePhase.ACTIVE and (offset >= log_end or assigned.shows_new_epoch(epoch))
+            assigned.phase is ReceivePhase.ACTIVE
+            and (offset >= log_end or offset == wrong.get(partition) or assigned.shows_new_epoch(epoch))
         ):
             if assigned.doubted == (offset, epoch):
-                why = f"a batch says offset {offset}, leader epoch {epoch}; the log ends at {log_end}"
-                self._stand_still(partition, f"{why}, epoch {assigned.epoch}")
+                why = f"a batch says offset {offset}, leader epoch {epoch}, and lower ones stand behind it"
+                self._stand_still(partition, f"{why}, or the log ends at {log_end}, epoch {assigned.epoch}")
             else:
                 self._restart([partition], log_end if is_other else INT64_MAX, doubted=(offset, epoch))
             return False

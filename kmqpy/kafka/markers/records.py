@@ -118,3 +118,15 @@ def ascending_offsets(records: list[Any]) -> Sequence[int]:
 def ascends(offsets: Sequence[int]) -> bool:
     """True if each of the offsets is above the one before it."""
     return isinstance(offsets, range) or all(map(lt, offsets, islice(offsets, 1, None)))
+
+
+def peak(offsets: Sequence[int], before: int) -> int | None:
+    """The first offset that is too high to be true: behind it comes one that had not been read, and is lower.
+
+    `before` is the last offset that was read before these. When librdkafka reads again, lower offsets come,
+    too, but those that had been read.
+    """
+    for low, high, following in zip((before, *offsets), offsets, offsets[1:], strict=False):
+        if low < following < high:
+            return high
+    return None

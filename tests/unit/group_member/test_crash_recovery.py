@@ -103,6 +103,19 @@ def test_r22_a_marker_of_a_message_that_does_not_exist_hides_none_that_comes_lat
     assert member.poll(3, 0)[1] == {0: [2, 1_000]}
 
 
+@pytest.mark.parametrize("wrong", [5, 4_000])
+def test_an_offset_that_is_wrong_still_when_read_again_is_damaged(member, consumer, takes, caplog, wrong):
+    """No checksum covers that of a batch."""
+    consumer.end = 10
+    assign(member, consumer, 0)
+    for expected in ({}, {0: range(2)}, {}):
+        consumer.offsets = [0, 1, wrong, 3, 4]
+        assert member.poll(5, 0)[1] == expected
+        told = str([one.__dict__ for one in caplog.records])
+        assert (f"a batch says offset {wrong}" in told) == bool(expected)
+        caplog.clear()
+
+
 def _after_an_election(monkeypatch, consumer, cut=None, commit="kmq3:0:Q:M:0::0", epoch=1):
     """The log ends at 4, and has a leader epoch above that of the commit; returns what is searched for."""
     ends = [TopicPartition(topic, 0, 4, leader_epoch=of) for topic, of in (("q", epoch), ("q__markers", 0))]
