@@ -249,6 +249,8 @@ def test_a_lost_gateway_is_said_and_its_return_is_seen(page, tmp_path):
 def test_pages_have_no_violation_light_or_dark_and_fit_a_phone(page, served):
     long = "name-" * 40
     served.storage.create(long)
+    with served.storage.open(long) as queue:
+        queue.send(long, key=long, headers={long: long})
     jobs(served, *("body " * 50 for _ in range(5)), dead=1, taken=1)
 
     def look(place):
@@ -264,10 +266,11 @@ def test_pages_have_no_violation_light_or_dark_and_fit_a_phone(page, served):
     for place, ready in (
         ("#/", "2 queues"),
         (f"#/q/{long}", "max_redeliveries"),
+        (f"#/q/{long}/m/1", "waiting"),
         ("#/q/jobs", "rejected"),
         ("#/trouble", "dead letters"),
         ("#/keys", "Make a key"),
-        ("#/q/jobs/m/1", "became a dead letter"),
+        ("#/q/jobs/m/2", "became a dead letter"),
     ):
         go(page, served, place)
         expect(page.locator("main")).to_contain_text(ready)
