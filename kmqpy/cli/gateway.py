@@ -15,7 +15,7 @@ import click
 
 from kmqpy.cli.options import DURATION
 from kmqpy.cli.output import print_json, print_table, print_text, warn
-from kmqpy.cli.storage_url import URL_VARIABLE, StorageUrl
+from kmqpy.cli.storage_url import OF_GATEWAYS, URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
 from kmqpy.errors import ConfigError, MissingExtra, NotSupported, Unavailable
 from kmqpy.kafka.settings import build_connections, connections_in_environment, is_secret
@@ -481,7 +481,7 @@ def _storages(
         name, url = _split(text)
         if urls:
             _refuse_secret(url)
-        if not gateways and url.lower().startswith(("http:", "https:", "http+zk:")):
+        if not gateways and url.lower().startswith(OF_GATEWAYS):
             raise ConfigError(f"{_shown(url)}: is another gateway; give the url of that one's storage")
         if name in named:
             what = f"have the name {name!r}" if name else "have no name"

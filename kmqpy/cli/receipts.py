@@ -166,7 +166,14 @@ def _apply(
 def _queue_named_by(cli: Cli, receipt: str) -> str:
     if cli.url is None:
         return Receipt.parse(receipt).queue
-    return cli.url.queue or queue_named_in(receipt)
+    if cli.url.queue:
+        return cli.url.queue
+    try:
+        return queue_named_in(receipt)
+    except ReceiptError:
+        if not cli.url.is_of_gateway:
+            raise
+        return Receipt.parse(receipt).queue
 
 
 def _finisher(cli: Cli, name: str) -> AbstractContextManager[Queue]:

@@ -14,6 +14,8 @@ from kmqpy.queue.storage import QUEUE_SETTINGS
 from kmqpy.queue.url import parse_url
 
 URL_VARIABLE = "KMQ_QUEUE_URL"
+OF_GATEWAYS = ("http:", "https:", "http+zk:")
+"""What the urls of gateways begin with; what they serve may be on Kafka."""
 _QUEUE_KEYS = {"queue", *QUEUE_SETTINGS}
 """Parameters of a url that are about a queue, not about the storage."""
 
@@ -46,6 +48,11 @@ class StorageUrl:
             )
         of_queue = QUEUE_SETTINGS - {"create"}
         return cls(text, url.queue, {key: url.settings[key] for key in url.settings.keys() & of_queue})
+
+    @property
+    def is_of_gateway(self) -> bool:
+        """Whether it is the url of a gateway."""
+        return self.text.lower().startswith(OF_GATEWAYS)
 
     def kafka_connection(self) -> dict[str, Any] | None:
         """The settings of the connection to Kafka, for build_connections(); None for another storage.

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import click
 
-from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
+from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds
 from kmqpy.cli.output import counted, print_json, print_table, print_text, span, warn, when
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, ReceiptError
@@ -29,7 +29,7 @@ from kmqpy.kafka.trace import find_by_key, trace_all
     show_default=True,
     help="With --key: at most this many, the oldest first.",
 )
-@connected
+@connected_to_any
 def trace(cli: Cli, arguments: tuple[str, ...], key: str | None, since: timedelta | None, limit: int) -> None:
     """Show the life of a message: every delivery, redelivery and end.
 
@@ -39,6 +39,7 @@ def trace(cli: Cli, arguments: tuple[str, ...], key: str | None, since: timedelt
 
     Reads what was written from the time of the message on, until a minute after its end. --key reads all
     messages since that time. Copies made by JVM trackers, or before kmqpy named copies, are not found.
+    With --queue-url: of a gateway over Kafka.
 
     \b
     Example:
@@ -47,6 +48,12 @@ def trace(cli: Cli, arguments: tuple[str, ...], key: str | None, since: timedelt
       kmq trace jobs --key user-1 --since 1h
     """
     more = False
+    if cli.url is not None:
+        if not cli.url.is_of_gateway:
+            raise click.UsageError("kmq trace is for Kafka only; leave --queue-url and KMQ_QUEUE_URL out")
+        cli.kafka_only(key=key, since=since)
+        _print(_by_url(cli, arguments), as_json=cli.json)
+        return
     queue, messages = _read_arguments(cli, arguments, by_key=key is not None)
     with counted("records read") as progress:
         if key is not None:
@@ -82,6 +89,19 @@ def _read_arguments(cli: Cli, arguments: tuple[str, ...], *, by_key: bool) -> tu
     if len(arguments) != wanted:
         raise click.UsageError("give a receipt, or QUEUE and MESSAGE, or QUEUE and --key")
     return cli.queue(arguments[0]), [*arguments[1:]]
+
+
+def _by_url(cli: Cli, arguments: tuple[str, ...]) -> MessageLife:
+    """The life of a message of a queue on Kafka behind a gateway."""
+    named = (cli.queue_in_url, *arguments) if cli.queue_in_url else arguments
+    if len(named) == 1:
+        named = (Receipt.parse(named[0]).queue, *named)
+    if len(named) != 2:
+        raise click.UsageError("give a receipt, or QUEUE and MESSAGE")
+    with cli.opened(named[0]) as queue:
+        life = queue.trace(named[1])  # type: ignore[attr-defined]  # of those behind a gateway only
+    events = tuple(LifeEvent(**one) for one in life["events"])
+    return MessageLife(**{**life, "state": LifeState(life["state"]), "events": events})
 
 
 def _print(life: MessageLife, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import MessageError
 from kmqpy.message import Headers, Message, OutgoingMessage, as_bytes
 from kmqpy.queue.plain import headers_of
 from kmqpy.queue.protocol import DeadLetter, Orphan
@@ -24,6 +25,8 @@ QUEUE_ID = "kmq-queue-id"
 PROBLEM = "application/problem+json"
 PROBLEM_TYPE = "urn:kmqpy:error:"
 """The type of a problem is this and the name of the error's class."""
+LATE_BODY = "BodyTimeout"
+"""That of a request that was not read to its end."""
 
 Count = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 Few = Annotated[int, Meta(ge=1, le=MOST)]
@@ -461,5 +464,7 @@ def _content(name: str, data: bytes | None) -> Mapping[str, Any]:
 
 def _data(text: str | UnsetType | None, data: bytes | UnsetType) -> bytes | None:
     if isinstance(data, bytes):
+        if isinstance(text, str):
+            raise MessageError("message: give a text or the same in base64, not both")
         return data
     return None if text is None or isinstance(text, UnsetType) else as_bytes(text, "body")

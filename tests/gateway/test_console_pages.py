@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from chromium import chromium
+from click.testing import CliRunner
 from gateway_support import Served, fresh_memory, running
 from playwright.sync_api import Browser, Page, expect
 
+from kmqpy.cli.app import kmq
 from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.gateway.console import sampler
 from kmqpy.gateway.keys import keyring
@@ -74,6 +76,13 @@ def jobs(served: Served, *bodies, name="jobs", dead: int = 0, taken: int = 0, **
             queue.dead_letter(queue.receive(dead, wait=5), reason="no such mailbox", confirmed=True)
         if taken:
             queue.receive(taken, wait=5, lease=600)
+
+
+def by_url(served: Served, *command: str) -> str:
+    """What kmq prints for a command by the gateway's url."""
+    done = CliRunner().invoke(kmq, ["--queue-url", served.gateway.url, *command])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
 
 
 def counts(served: Served):
@@ -240,6 +249,8 @@ def test_a_lost_gateway_is_said_and_its_return_is_seen(page, tmp_path):
 def test_pages_have_no_violation_light_or_dark_and_fit_a_phone(page, served):
     long = "name-" * 40
     served.storage.create(long)
+    with served.storage.open(long) as queue:
+        queue.send(long, key=long, headers={long: long})
     jobs(served, *("body " * 50 for _ in range(5)), dead=1, taken=1)
 
     def look(place):
@@ -255,10 +266,11 @@ def test_pages_have_no_violation_light_or_dark_and_fit_a_phone(page, served):
     for place, ready in (
         ("#/", "2 queues"),
         (f"#/q/{long}", "max_redeliveries"),
+        (f"#/q/{long}/m/1", "waiting"),
         ("#/q/jobs", "rejected"),
         ("#/trouble", "dead letters"),
         ("#/keys", "Make a key"),
-        ("#/q/jobs/m/1", "became a dead letter"),
+        ("#/q/jobs/m/2", "became a dead letter"),
     ):
         go(page, served, place)
         expect(page.locator("main")).to_contain_text(ready)
@@ -334,7 +346,11 @@ def test_a_queue_on_kafka(page, cluster, queue_name):
             tracker = served.storage.describe(queue_name).trackers[0]
             expect(row.locator("td").last).to_have_text(tracker)
             with served.storage.open(queue_name) as queue:
-                queue.dead_letter(queue.receive(1, wait=30), reason="no such mailbox", confirmed=True)
+                (message,) = queue.receive(1, wait=30)
+            told = by_url(served, "trace", message.receipt)
+            assert ("in flight" in told, "taken" in told) == (True, True), told
+            assert by_url(served, "trace", queue_name, message.id) == told
+            by_url(served, "dead-letter", message.receipt, "--reason", "no such mailbox")
             assert wait_until(lambda: served.storage.describe(queue_name).dead == 1, 60)
             page.get_by_role("button", name="Look again").click()
             dead = page.locator("section", has=page.get_by_role("heading", name="Dead letters"))

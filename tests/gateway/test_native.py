@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from gateway_support import Answer, Served, fresh_memory, running
 from hypothesis import HealthCheck, Phase, given, settings
 
 from kmqpy.cli.output import as_object
+from kmqpy.gateway.dialects.native import calls
 from kmqpy.gateway.dialects.native.calls import Calls
 from kmqpy.gateway.keys.keyring import new_key
 from kmqpy.gateway.keys.stores import KEYS_QUEUE, FileKeys, StorageKeys
@@ -180,6 +182,14 @@ def test_a_repeated_send_with_an_idempotency_key_is_one_message(native: Native) 
         ("POST", "/nack", {"delay": 1e9}, "ConfigError", "delay", 1e9),
         ("POST", "/extend", {"receipts": []}, "ConfigError", "body", None),
         ("POST", "/batch", {"messages": [{"body": "x"}, {"priority": -1}]}, "ConfigError", None, None),
+        (
+            "POST",
+            "/batch",
+            {"messages": [{"body": "x", "body_base64": "eQ=="}]},
+            "MessageError",
+            "message",
+            None,
+        ),
         ("POST", "/dead-letters/redrive", {"ids": [], "limit": 1}, "ConfigError", "redrive", None),
         ("PATCH", "", {"settings": {"lease_ms": 5}}, "ConfigError", "lease_ms", 5),
         ("GET", "/orphans?older_than=1&queued_before_ms=1", None, "ConfigError", "orphans", None),
@@ -204,8 +214,22 @@ def test_other_refusals(native: Native) -> None:
     problem(native.ask("POST", "/ack", raw=b"{}", headers=TEXT), "BadEncoding", 415)
     json_kind = {"Content-Type": "application/json"}
     problem(native.ask("POST", "/ack", raw=b"," * 1_000_001, headers=json_kind), "TooLarge", 413)
-    problem(native.ask("POST", "/ack", raw=b"{", headers=json_kind), "ConfigError", 400)
+    found = problem(native.ask("POST", "/ack", raw=b"x", headers=json_kind), "ConfigError", 400)
+    assert found["detail"].startswith("body: JSON is malformed")
     problem(native.ask("GET", "/size?limit=%ff"), "ConfigError", 400)
+
+
+def test_a_late_body_and_an_error_of_the_gateway_are_problems_too(monkeypatch) -> None:
+    with running(fresh_memory(), limits=Limits(body_timeout_s=0.05)) as served:
+        head = b"POST /v1/queues/q/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", served.gateway.port), timeout=20) as late:
+            late.sendall(head)
+            answer = late.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b'"type":"urn:kmqpy:error:BodyTimeout"' in answer
+        monkeypatch.setattr(calls, "size_of", None)
+        found = problem(Native(served).ask("POST", "/messages", raw=b"x"), "KmqError", 500)
+        assert found["detail"] == "internal error; the gateway's log says more"
 
 
 def test_who_may_do_what(tmp_path) -> None:

@@ -33,10 +33,11 @@ class Gateway:
 
     def _answer(self, number: int) -> None:
         made = self.made[number - 1]
-        while request := made.recv(65_536):
-            self.heard.append(request)
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; x=y\r\nContent-Length: 1\r\n"
-            made.sendall(head + self.more + b"\r\n%d" % number)
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; x=y\r\nContent-Length: 1\r\n"
+        with suppress(OSError):  # it was closed
+            while request := made.recv(65_536):
+                self.heard.append(request)
+                made.sendall(head + self.more + b"\r\n%d" % number)
 
     def close(self) -> None:
         with suppress(OSError):

@@ -24,7 +24,7 @@ from kmqpy.errors import (
     Unfinished,
     UnknownOutcome,
 )
-from kmqpy.queue.shapes import PROBLEM, PROBLEM_TYPE, Problem
+from kmqpy.queue.shapes import LATE_BODY, PROBLEM, PROBLEM_TYPE, Problem
 from kmqpy.storages.http.connections import Answer, Connections, Failed
 from kmqpy.storages.tls import Tls
 
@@ -178,7 +178,7 @@ def _decoded(found: Answer, answer: type[T], host: str) -> T:
 def _error(problem: Problem, host: str) -> Exception:
     name = problem.type.removeprefix(PROBLEM_TYPE)
     known = getattr(errors, name, KmqError)
-    if name == "Overloaded":
+    if name in ("Overloaded", LATE_BODY):
         return Failed(problem.detail, not_done=True)
     if name == Changed.__name__:
         return Changed(problem.detail)

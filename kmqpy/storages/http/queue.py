@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -464,6 +464,14 @@ class RemoteQueue(Closeable):
         )
         found = self.ask("GET", "orphans", shapes.Orphans, query=query).orphans
         return [one.orphan(None if one.message is None else self._seen(one.message)) for one in found]
+
+    def trace(self, message: Message | str) -> Mapping[str, Any]:
+        """The life of a message, by its receipt or id, as `kmq trace -o json` prints it.
+
+        Raises NotSupported unless the gateway's storage is Kafka, and ReceiptError.
+        """
+        named = message.receipt if isinstance(message, Message) else message
+        return self.ask("GET", "trace", shapes.Life, query=shapes.TraceQuery(message=named)).life
 
     def _seen(self, shape: shapes.SentMessage) -> Message:
         return RemoteMessage(self, shape, shape.lease_until_ms)

@@ -47,8 +47,15 @@ export function setNow(ms) {
   skewMs = ms - Date.now();
 }
 
+const units = [["d", 86400000], ["h", 3600000], ["min", 60000], ["s", 1000]];
+
+/** A duration exactly, in the largest unit of which it is a whole number. */
+export function exact(ms) {
+  const [unit, size] = units.find(([, size]) => ms && ms % size === 0) ?? ["ms", 1];
+  return `${ms / size} ${unit}`;
+}
+
 function span(ms) {
-  const units = [["d", 86400000], ["h", 3600000], ["min", 60000], ["s", 1000]];
   const [unit, size] = units.find(([, size]) => ms >= size) ?? units[3];
   return `${Math.floor(ms / size)} ${unit}`;
 }

@@ -1,5 +1,5 @@
 import { call, queuePath } from "./api.js";
-import { el, foreign, number, ago, line, table, ask, say, plain } from "./dom.js";
+import { el, foreign, number, ago, exact, line, table, ask, say, plain } from "./dom.js";
 
 const FEW = 50;
 const MOST = 1000;
@@ -172,7 +172,7 @@ export function queuePage(queue, me) {
       const found = await call("GET", queuePath(queue, ""));
       const value = (one) => (one === null ? "–" : typeof one === "object" ? JSON.stringify(one) : String(one));
       settings.replaceChildren(...Object.entries(found.settings).filter(([name]) => name !== "name")
-        .flatMap(([name, one]) => [el("dt", {}, foreign(name)), el("dd", {}, foreign(value(one)))]));
+        .flatMap(([name, one]) => [el("dt", {}, foreign(name.replace(/_ms$/, ""))), el("dd", {}, foreign(name.endsWith("_ms") && one !== null ? exact(one) : value(one)))]));
     } catch (error) {
       settings.replaceChildren(el("dd", {}, plain(error.message)));
     }

@@ -35,7 +35,7 @@ export function troublePage() {
         el("td", { class: "name" }, rows.has(queue) ? el("a", { href: queueLink(queue) }, foreign(queue)) : foreign(queue)),
         el("td", {}, foreign(what)), el("td", {}, foreign(todo))));
     const said = doctor === null && !wrong ? "the doctor is still looking" : "nothing is wrong";
-    const part = table("What is wrong, and what to do", ["How bad", "Where", "What", "What to do"], lines, { empty: said });
+    const part = table("What is wrong, and what to do", ["How bad", "Where", "What", "What to do"], lines, { cls: "trouble", empty: said });
     list.replaceChildren(...(wrong ? [el("p", { class: "notice", role: "alert" }, plain(wrong))] : []), part);
   }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -16,15 +17,18 @@ from kmqpy.gateway.dialects.native.asked import Asked, Endpoint
 from kmqpy.gateway.dialects.native.calls import Calls
 from kmqpy.gateway.dialects.native.openapi import document
 from kmqpy.gateway.dialects.native.problems import BUSY, Refused, problem, problem_of
-from kmqpy.gateway.http import Call, Response, json_response
+from kmqpy.gateway.http import BodyTimeout, Call, ClientDisconnect, Response, json_response
 from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.keyring import Principal
 from kmqpy.gateway.limits import TooLarge
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.names import is_reserved
 from kmqpy.gateway.service.polls import Polls
+from kmqpy.queue.shapes import LATE_BODY
 
 __all__ = ["BASE", "BUSY", "NativeDialect", "bearer"]
+
+_log = logging.getLogger(__name__)
 
 BASE = "/v1"
 _DOCUMENT = "/openapi.json"
@@ -59,6 +63,13 @@ class NativeDialect:
         except KmqError as error:
             call.refused = getattr(error, "why", "")
             return problem_of(error, given)
+        except BodyTimeout:
+            return problem(LATE_BODY, 408, "the body did not come in time", {"connection": "close"})
+        except ClientDisconnect:
+            raise
+        except Exception:
+            _log.exception("a request failed", extra={"call": call.verb, "queue": call.queue})
+            return problem(KmqError.__name__, 500, "internal error; the gateway's log says more")
 
     async def _answer(self, call: Call, base: str, given: dict[str, Any]) -> Response:
         method = call.request.method
@@ -170,4 +181,4 @@ def _unreadable(error: Exception, what: str, given: Mapping[str, Any] | None = N
     why, where = (found[1], found[2]) if found else (text, None)
     value = (given or {}).get(where or "")
     shown = "" if value is None else f"{str(value)[:80]!r}: "
-    return ConfigError(f"{where or what}: {shown}{why[:1].lower()}{why[1:]}")
+    return ConfigError(f"{where or what}: {shown}{why if why[1:2].isupper() else why[:1].lower() + why[1:]}")

@@ -324,7 +324,8 @@ class Calls:
             of_storage = getattr(queue, "trace", None)
             if of_storage is None:
                 raise NotSupported(f"trace: the storage of queue {asked.queue!r} can't do it")
-            return dataclasses.asdict(of_storage(asked.query.message))
+            life = of_storage(asked.query.message)
+            return life if isinstance(life, dict) else dataclasses.asdict(life)  # another gateway's
 
         return shapes.Life(
             await self._with_queue(asked, lambda served: served.call(trace), patience_s=_LONG_S)
