@@ -181,7 +181,8 @@ class _Registry:
         self._partitions = partitions
 
     def get(self, _name: str) -> Any:
-        return SimpleNamespace(settings=self._lanes.settings, partitions=self._partitions)
+        of = self._lanes
+        return SimpleNamespace(settings=of.settings, partitions=self._partitions, deleting=of.deleting)
 
     def register(self, after: QueueSettings, _partitions: int, *, before: QueueSettings) -> bool:
         assert before == self._lanes.settings

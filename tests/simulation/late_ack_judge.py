@@ -101,7 +101,23 @@ class LateAckJudge:
         """
         if (late := self._acknowledged(message, taken_at)) is not None:
             return f"R32: {message}, taken at {taken_at}, {late}"
-        for operation in self._late(message, taken_at, end):
+        # Of other lanes its taker reads on (rule R46): of what came meanwhile it has seen some.
+        meanwhile = (
+            operation.at + 1
+            for one in self._chain(message, taken_at)
+            for operation in self._operations[one]
+            if one[0] != message[0] and taken_at <= operation.at < end
+        )
+        problems = [
+            self._deferred(message, taken_at, end, at_ms, seen) for seen in (taken_at, *sorted(meanwhile))
+        ]
+        return None if None in problems else problems[0]
+
+    def _deferred(
+        self, message: Message, taken_at: int, end: int, at_ms: int | None, seen: int
+    ) -> str | None:
+        """What is wrong if its taker has seen other lanes up to `seen`."""
+        for operation in self._late(message, taken_at, end, seen):
             if operation.marker.op is Op.DEAD_LETTER:
                 return f"R32: {message}, taken at {taken_at}, was rejected at {operation.at}"
             if at_ms is not None and operation.due_ms > at_ms:
@@ -128,7 +144,7 @@ class LateAckJudge:
                 return f"is a copy of {one}, ended at {late[0].at}"
         return None
 
-    def _late(self, message: Message, before: int, end: int) -> Iterator[_Operation]:
+    def _late(self, message: Message, before: int, end: int, seen: int) -> Iterator[_Operation]:
         """What applies of the late operations of each message of which this is a copy.
 
         Who takes the copy may have read a claim before `end`: its tracker has applied what stands before it.
@@ -137,7 +153,7 @@ class LateAckJudge:
             since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < end)])
             applies: _Operation | None = None
             for operation in self._operations[one]:
-                if not since < operation.at < before:
+                if not since < operation.at < (before if one[0] == message[0] else seen):
                     continue
                 if applies is None or (
                     applies.marker.op is not Op.DEAD_LETTER

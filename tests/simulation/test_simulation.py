@@ -93,6 +93,12 @@ FOUND_WITH_LANES = {
     145: "stuck: a message with a long back-off was due only when the retry lane was to be tried again",
 }
 """The same, of seeds in which the queue has a retry lane."""
+MISJUDGED_WITH_LANES = {200282: "R32: of two late nacks the second came while the taker read the other lane"}
+
+
+@pytest.mark.parametrize("seed", MISJUDGED_WITH_LANES)
+def test_what_was_misjudged_with_lanes(seed):
+    assert simulate(seed, Controls(lanes=True)).problems == []
 
 
 @pytest.mark.parametrize("lanes", [False, True])

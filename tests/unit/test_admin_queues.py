@@ -28,6 +28,9 @@ class FakeRegistry:
     def every_queue(self):
         return list(self.known.values()), list(self.damaged)
 
+    def mark_deleting(self, name):
+        self.get(name)
+
     def remove(self, name, _timeout, *, on_released=lambda: None):
         on_released()
         del self.known[name]

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Container
 from functools import partial
 
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.settings import RETRY_SUFFIX, QueueSettings
@@ -44,7 +44,8 @@ class LaneRemoval:
     def finish(self, name: str, timeout_s: float) -> QueueSettings:
         """Remove the lanes of queue `name` that are empty; returns its settings.
 
-        Raises Unavailable if a lane is not empty, or not let go by its trackers, after `timeout_s`.
+        Raises Unavailable if a lane is not empty, or not let go by its trackers, after `timeout_s`, and
+        TopicError if one that the settings lack holds messages.
         """
         settings = self._context.registry.get(name).settings
         deadline = self._context.clock.monotonic() + timeout_s
@@ -58,6 +59,14 @@ class LaneRemoval:
 
     def _remove_unnamed(self, settings: QueueSettings, deadline: float) -> None:
         named = {lane.name for lane in settings.lanes()}
+        registry = self._context.registry
+        for lane in registry.lanes(settings.name):  # perhaps a version without lanes has written the settings
+            is_checked = lane.name in named or registry.get(lane.name).deleting
+            if not is_checked and (left := self._count(lane)):
+                raise TopicError(
+                    f"lane {lane.name!r} holds {left} messages, and the settings lack it; "
+                    f"add it again with: kmq queue alter {settings.name} {_option(lane, adds=True)}"
+                )
         left_s = max(1.0, deadline - self._context.clock.monotonic())
         self.remove_others(settings.name, named, left_s)
 
@@ -77,14 +86,11 @@ class LaneRemoval:
             try:
                 found = topics.check(lane)
                 now_at = sum(last for _, last in topics.offsets(lane.name, range(found.partitions)).values())
-                counted = stats.queue_stats(
-                    self._context.connection, lane, tracked=self._tracked, topics=topics, clock=clock
-                )
+                left = self._count(lane)
             except QueueNotFound:
                 return  # somebody has deleted its topic
             if now_at != end:
                 quiet_since, end = clock.monotonic(), now_at
-            left = counted.depth + counted.in_flight
             if not left and clock.monotonic() - quiet_since >= QUIET_S:
                 return
             if clock.monotonic() >= deadline:
@@ -94,6 +100,17 @@ class LaneRemoval:
                     f"kmq queue alter {lane.queue_name} {_option(lane)}"
                 )
             clock.sleep(_POLL_S)
+
+    def _count(self, lane: QueueSettings) -> int:
+        """How many messages wait or are in flight in a lane; 0 if somebody has deleted its topic."""
+        context = self._context
+        try:
+            counted = stats.queue_stats(
+                context.connection, lane, tracked=self._tracked, topics=context.topics, clock=context.clock
+            )
+        except QueueNotFound:
+            return 0
+        return counted.depth + counted.in_flight
 
     def _tracked(self, lane: QueueSettings) -> stats.TrackedPartitions:
         return self._context.tracked(lane, self._context.registered(lane.name))
@@ -110,7 +127,8 @@ class LaneRemoval:
                 return self._context.mirror_settings(after)
 
 
-def _option(lane: QueueSettings) -> str:
-    """The option of `kmq queue alter` by which the lane's removal goes on."""
-    is_retry_lane = lane.name.endswith(RETRY_SUFFIX)
-    return "--no-retry-lane" if is_retry_lane else f"--priorities {lane.priorities}"
+def _option(lane: QueueSettings, *, adds: bool = False) -> str:
+    """The option of `kmq queue alter` by which the lane's removal goes on, or the lane is added."""
+    if lane.name.endswith(RETRY_SUFFIX):
+        return "--retry-lane" if adds else "--no-retry-lane"
+    return f"--priorities {int(lane.name[-1]) + 1 if adds else lane.priorities}"

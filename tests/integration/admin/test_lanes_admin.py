@@ -89,6 +89,19 @@ def test_lanes_are_added_to_a_queue_in_use_and_removed_once_they_are_empty(
     assert admin.alter_queue(queue_name, priorities=2) == again  # taken back
 
 
+def test_a_lane_that_settings_of_an_older_version_lack_is_not_removed_with_its_messages(
+    admin, connection, registry, queue_name
+):
+    admin.create_queue(QueueSettings(name=queue_name, priorities=2))
+    urgent, _ = admin.settings(queue_name).lanes()
+    send_to(urgent, connection, 2)
+    registry.register(QueueSettings(name=queue_name), 1)
+    with pytest.raises(TopicError, match=r"holds 2 messages, .* --priorities 2"):
+        admin.remove_lanes(queue_name)
+    admin.alter_queue(queue_name, priorities=2)
+    assert admin.stats(queue_name).depth == 2
+
+
 def test_a_removal_that_ended_halfway_goes_on(admin, connection, registry, queue_name, monkeypatch):
     monkeypatch.setattr(lane_removal, "QUIET_S", 0.0)
     admin.create_queue(QueueSettings(name=queue_name, retry_lane=True))
