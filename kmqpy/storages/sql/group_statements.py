@@ -13,8 +13,8 @@ and the others wait behind it.
 
 In a queue with shares (rule 13) it is the same, but that a message waits behind the first ready one of its
 group, or behind as many taken ones as the group may have. In the place of the priority there is a rank,
-another guess: how many of the group are taken. So a take finds what it should return by the order of the ready
-messages.
+another guess: how many of the group are taken. So a take finds what it should return by the order of the
+ready messages.
 """
 
 from __future__ import annotations
