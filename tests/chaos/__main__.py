@@ -16,6 +16,8 @@ from .celery_tasks import run as kill_workers
 from .cuts import run as cut_logs
 from .gateways import LARGE, STORAGES
 from .gateways import run as kill_gateways
+from .groups import STORAGES as WITH_GROUPS
+from .groups import run as kill_takers
 from .run import run as run_it
 from .schedule import LEVELS
 from .sqs import run as kill_sqs
@@ -47,6 +49,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
   make chaos ARGS="--sqs --messages 20000" the same with clients of SQS, and tasks of Celery with an ETA
   make chaos ARGS="--celery --messages 2000" the same with workers of Celery, about 3 minutes
+  make chaos ARGS="--groups redis"         takers and the server are killed; order="group", about 5 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -93,7 +96,8 @@ def main() -> None:
 @click.option("--gateways", type=click.Choice(STORAGES), help="Kill gateways over this storage instead.")
 @click.option("--sqs", is_flag=True, help="Kill gateways of SQS's clients over PostgreSQL instead.")
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
-@click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last three.")
+@click.option("--groups", type=click.Choice(WITH_GROUPS), help="Kill takers, and this server, instead.")
+@click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last four.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option("--lanes", is_flag=True, help="The queue has a retry lane and priorities.")
 @click.option(
@@ -115,6 +119,7 @@ def run(
     gateways: str | None,
     sqs: bool,
     celery: bool,
+    groups: str | None,
     messages: int,
     no_late_acks: bool,
     lanes: bool,
@@ -134,6 +139,8 @@ def run(
             problems = kill_sqs(messages, _seed(seed), out, _tell, size)
         elif celery:
             problems = kill_workers(messages, _seed(seed), out, _tell)
+        elif groups:
+            problems = kill_takers(groups, messages, _seed(seed), out, _tell)
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:

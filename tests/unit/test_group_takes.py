@@ -5,8 +5,8 @@ from kmqpy.storages.sql.groups import _Ready, _Take
 
 def ready(row_id: int, group: int = 1, **more: int) -> _Ready:
     """A ready row whose place is its id, the first one of its group."""
-    fields = dict.fromkeys(_Ready._fields[4:])
-    return _Ready(row_id, row_id, group, row_id, **{**fields, **more})
+    fields = {**dict.fromkeys(_Ready._fields[4:]), "first_ready": row_id, **more}
+    return _Ready(row_id, row_id, group, **fields)
 
 
 def look(*rows: _Ready) -> _Take:
@@ -27,3 +27,10 @@ def test_the_others_of_its_group_wait_for_it_no_more_than_it_does() -> None:
 
 def test_a_row_waits_for_one_that_is_taken() -> None:
     assert look(ready(2, taken_id=1), ready(3)).waiting == {1: [2, 3]}
+
+
+def test_a_second_batch_of_a_group_shows_nothing_that_waits_behind_the_first() -> None:
+    rows = [ready(1, first_behind=2), ready(3, first_ready=1, first_behind=2)]
+    take = _Take(limit=0, holds=False, one_per_group=False, follow=lambda *_: ())
+    take.look_at(rows, None)
+    assert (take.healed, take.chosen, take.waiting) == (set(), [], {})

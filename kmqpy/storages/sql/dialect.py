@@ -313,7 +313,7 @@ def message_rows(found: Sequence[Sequence[Any]]) -> list[MessageRow]:
 
 def is_behind(parameters: Parameters, rows: Sequence[NewRow]) -> list[int] | None:
     """By row, 1 if it waits behind another one of its group that is put with it; None: none does."""
-    if not parameters["shares"]:
+    if not parameters["in_groups"]:
         return None
     seen: set[str] = set()
     found = []

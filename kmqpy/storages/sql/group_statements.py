@@ -8,12 +8,13 @@ state     4 behind: it waits for another message of its group, and no take looks
 State 0 (ready) is a guess there: a take looks at the others of the group, with the lock of `take_turn`, and
 takes the message or makes it wait behind. The latter it does with another one of the group locked: whoever
 finishes that one, makes the first of those behind ready when it is gone (`first_behind`, `show`). So none is
-forgotten, and senders, who make all messages ready, need no lock.
+forgotten, and senders need no lock: of the messages of a group that are put at once the first one is ready,
+and the others wait behind it.
 
 In a queue with shares (rule 13) it is the same, but that a message waits behind the first ready one of its
-group, or behind as many taken ones as the group may have; of those that are put at once all but the first of
-a group do so from the beginning. In the place of the priority there is a rank, another guess: how many of the
-group are taken. So a take finds what it should return by the order of the ready messages.
+group, or behind as many taken ones as the group may have. In the place of the priority there is a rank,
+another guess: how many of the group are taken. So a take finds what it should return by the order of the
+ready messages.
 """
 
 from __future__ import annotations

@@ -134,10 +134,10 @@ class _Take:
                 self.closed.add(group)
             elif self.room:
                 self.chosen.append(row.id)
-        elif row.is_behind_others:
-            self.healed.add(group)
         elif row.first_ready != row.place:
             self.unclear.add(group)
+        elif row.is_behind_others:
+            self.healed.add(group)
         elif self.room:
             self.chosen.append(row.id)
             self.own.add(group)
