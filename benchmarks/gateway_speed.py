@@ -1,4 +1,4 @@
-"""Measures the gateway over storages, beside ElasticMQ in memory, in EmoDB's dialect and in SQS's.
+"""Measures the gateway over storages, beside ElasticMQ in memory, in EmoDB's dialect, in SQS's and its own.
 
 Sends, and polls with acknowledgements, one by one and in batches, over several numbers of connections. The
 server, the load and the storage share the machine's cores; `load_cores` and `server_cores` (in the JSON) say
@@ -99,6 +99,24 @@ def sqs_cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
                 )
 
 
+def native_cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
+    """The gateway's own calls beside EmoDB's, from the same load, and from threads of a client by url."""
+    with Databases("postgresql") as databases:
+        urls = {"memory": "memory:", "postgresql": databases.urls["postgresql"]}
+        for batch in (1, 10, 100):
+            yield Case(
+                work="gateway, native",
+                name=f"8 connections, {'one by one' if batch == 1 else f'in batches of {batch}'}",
+                metrics={"send": "send/s", "take": "take+ack/s"},
+                peers={
+                    f"{name}, {dialect}": _turn(url, 8, batch, sizes.storage_s, dialect=dialect)
+                    for name, url in urls.items()
+                    for dialect in ("emodb", "native", "client")
+                },
+                repeats=sizes.few_repeats,
+            )
+
+
 def _turn(
     url: str | None,
     connections: int,
@@ -124,6 +142,11 @@ def _turn(
                 "batch": batch,
                 "seconds": seconds,
             }
+            if dialect == "client":
+                own = {"url": f"http://127.0.0.1:{port}", "depth": 0, "takers": connections}
+                with peer("storage", "speed", **own, batch=batch, seconds=seconds) as client:
+                    found = client.result()
+                return {"send": found["put"], "take": found["take"]}
             seconds_before = _WARM_UP_S if url else _WARM_UP_JVM_S
             warm_up = {**options, "queue": f"{options['queue']}-warm", "seconds": seconds_before}
             with peer("http", "speed", **warm_up) as warm:

@@ -94,14 +94,19 @@ def cut(folder: Path, keep: Keep) -> CutLog:
     return CutLog(found[kept - 1].last + 1 if kept else gone.first, former_end)
 
 
-def damage(folder: Path, offset: int, at: int | None = None) -> Callable[[], object]:
-    """Flip a bit in the batch with this offset, at this byte or in the middle; returns what undoes it."""
+def damage(folder: Path, offset: int, at: int | None = None, *, zeros: bool = False) -> Callable[[], object]:
+    """Flip a bit in the batch with this offset, at this byte or in the middle; returns what undoes it.
+
+    With `zeros` the whole batch becomes zeros, as a page does that a disk has lost.
+    """
     (batch,) = (one for one in batches(folder) if one.first <= offset <= one.last)
     data = bytearray(batch.segment.read_bytes())
     undo = partial(batch.segment.write_bytes, bytes(data))
-    data[batch.begin + (_HEADER.size + batch.end - batch.begin) // 2 if at is None else batch.begin + at] ^= (
-        0x10
-    )
+    if zeros:
+        data[batch.begin : batch.end] = bytes(batch.end - batch.begin)
+    else:
+        middle = (_HEADER.size + batch.end - batch.begin) // 2
+        data[batch.begin + (middle if at is None else at)] ^= 0x10
     batch.segment.write_bytes(data)
     return undo
 

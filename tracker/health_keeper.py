@@ -62,6 +62,8 @@ class HealthKeeper:
         owned = Counter(queue for queue, _ in self._partitions)
         for name in view.queues:
             self._metrics.owned.labels(name).set(owned[name])
+        queues = {name: one.settings for name, one in view.queues.items()}
+        self._metrics.lanes = {name: one.lane_names for name, one in queues.items() if one.has_lanes}
         if view.connected:
             self._metrics.keep_only(view.queues)
         for part in self._partitions.values():

@@ -1,8 +1,8 @@
 """A load of HTTP requests, from an event loop that does nothing else: most of them are made beforehand.
 
 Sends for `seconds`, then polls and acknowledges what was sent, for as long at most. Each connection has one
-request under way. `dialect` is emodb or sqs (JSON protocol; batches of at most 10); `key` the id and the
-secret of an access key, with which it signs.
+request under way. `dialect` is emodb, native or sqs (JSON protocol; batches of at most 10); `key` the id and
+the secret of an access key, with which it signs.
 """
 
 import asyncio
@@ -40,6 +40,24 @@ class _Emodb:
     def ack(self, answer: bytes) -> tuple[int, bytes]:
         ids = [message["id"] for message in json.loads(answer)]
         return len(ids), _post(f"{self._queue}/ack", ids)
+
+
+class _Native:
+    """The gateway's own requests."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._path, batch = f"/v1/queues/{options['queue']}", options["batch"]
+        self.create = f"PUT {self._path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        if batch == 1:
+            self.send = _post(f"{self._path}/messages", _BODY)
+        else:
+            self.send = _post(f"{self._path}/batch", {"messages": [{"body": _BODY}] * batch})
+        query = f"lease={_LEASE_S}&max_messages={batch}"
+        self.poll = f"POST {self._path}/receive?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+    def ack(self, answer: bytes) -> tuple[int, bytes]:
+        receipts = [message["receipt"] for message in json.loads(answer)["messages"]]
+        return len(receipts), _post(f"{self._path}/ack", {"receipts": receipts})
 
 
 class _Signer:
@@ -117,6 +135,8 @@ class _Connection:
     async def ask(self, request: bytes) -> bytes:
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
+        if b" 204 " in head[:16]:
+            return b""
         lower = head.lower()
         start = lower.index(b"content-length:") + 15
         answer = await self._reader.readexactly(int(lower[start : lower.index(b"\r\n", start)]))
@@ -131,7 +151,7 @@ def speed(options: dict[str, Any]) -> dict[str, float]:
 
 
 async def _speed(options: dict[str, Any]) -> dict[str, float]:
-    dialect = (_Sqs if options["dialect"] == "sqs" else _Emodb)(options)
+    dialect = {"emodb": _Emodb, "native": _Native, "sqs": _Sqs}[options["dialect"]](options)
     connections = [
         _Connection(*await asyncio.open_connection("127.0.0.1", options["port"], limit=1 << 24))
         for _ in range(options["connections"])

@@ -54,7 +54,7 @@ as soon as a receive() returns nothing."""
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; repeatable.")
 @click.option("--delay", type=DURATION, default="0s", help="How long until it can be received.")
 @click.option("--partition", type=click.IntRange(min=0), help="Send to this partition; Kafka only.")
-@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the highest comes first; not on Kafka.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the highest comes first.")
 @click.option("--group", help="Its group, in whose order it comes with order=group; not on Kafka.")
 @click.option("--dedup-id", help="Store it only if none was sent with this id lately; not on Kafka.")
 @connected_to_any
@@ -69,6 +69,7 @@ def send(
     headers: tuple[str, ...],
     delay: timedelta,
     partition: int | None,
+    priority: int | None,
     **not_on_kafka: Any,
 ) -> None:
     """Send messages: arguments, or lines of standard input.
@@ -88,6 +89,7 @@ def send(
         "key": None if key is None else os.fsencode(key),
         "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header", "name=value")],
         "delay": delay,
+        "priority": priority or 0,
     }
     with _sender(cli, name, given, partition, not_on_kafka) as send_many:
         sending = _Sending(cli, send_many)

@@ -31,6 +31,7 @@ from kmqpy.kafka.settings import (
     build_connections,
     connections_in_environment,
     is_secret,
+    queue_of,
     unknown_in_environment,
 )
 from kmqpy.queue import Queue
@@ -185,6 +186,12 @@ class Cli:
         with closing(AdminContext(self.connection, self.zookeeper, _REQUEST_S, SYSTEM_CLOCK)) as context:
             self.check_root(context.registry)
             return context.find(name)[0]
+
+    def queue_with(self, topic: str) -> QueueSettings:
+        """Return the settings of the queue with this queue topic, which may be that of one of its lanes."""
+        name = queue_of(topic)
+        found = self.queue(name)
+        return found if name == topic or topic in found.lane_names else self.queue(topic)
 
     def named_queue(self, name: str | None) -> str:
         """Return the queue's name, which either QUEUE or the url gives; else raises click's UsageError."""

@@ -284,9 +284,10 @@ def alter(cli: Cli, queue: str | None, more: tuple[str, ...], **given: Any) -> N
     of_topics = {key: given[key] for key in ("partitions", "retention")}
     with cli.admin() as admin:
         settings = admin.alter_queue(name, **of_topics, **{**set_too, **changes})
-        if settings.draining_lanes:
-            warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
-            settings = admin.remove_lanes(name)
+        if {"retry_lane", "priorities"} & {**set_too, **changes}.keys():
+            if settings.draining_lanes:
+                warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
+            settings = admin.remove_lanes(name)  # even what an earlier call has left
     cli.tell(dataclasses.asdict(settings), f"queue {name} changed")
 
 

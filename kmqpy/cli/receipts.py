@@ -174,7 +174,7 @@ def _finisher(cli: Cli, name: str) -> AbstractContextManager[Queue]:
     if cli.url is not None:
         return cli.url.opened(name)
     try:
-        settings = cli.queue(name)
+        settings = cli.queue_with(name)
     except ConfigError as error:
         raise ReceiptError(f"receipt: {error}") from None
     return KmqClient(settings, cli.connection)

@@ -23,7 +23,7 @@ from kmqpy.kafka.settings import QueueSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kmqpy.spark.progress import Progress
+    from kmqpy.spark.pipeline import Progress
 
 
 _SESSION_OPTIONS = (

@@ -160,6 +160,7 @@ def stats(cli: Cli, queue: str | None) -> None:
     overdue    past their time; more than 0 for long means that no tracker redelivers
     dead       dead letters that are neither redriven nor purged
     offset     what the tracker has stored: all markers before it are dealt with
+    In a queue with lanes, a row for each lane, too.
     A ~ marks a number that is an upper bound (above 10,000 only offsets are counted).
     With --queue-url: depth, in flight, delayed and dead, all exact.
 
@@ -186,6 +187,7 @@ def stats(cli: Cli, queue: str | None) -> None:
         return
     columns = ["partition", "depth", "in flight", "delayed", "overdue", "dead", "oldest", "tracker", "offset"]
     rows = [[*_counts(str(one.partition), one), one.owner, one.stored_offset] for one in found.partitions]
+    rows += [[*_counts(lane.queue, lane), "", ""] for lane in found.lanes]
     print_table(columns, [*rows, [*_counts("total", found), "", ""]])
 
 
@@ -198,10 +200,11 @@ def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--fix", is_flag=True, help="First show what can be mended, and mend it after asking.")
+@click.option("--logs", is_flag=True, help="Read all that is still to be read, to find damaged batches.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @connected_to_any
 @click.pass_context
-def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: bool) -> None:
+def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, logs: bool, yes: bool) -> None:
     """Check queues and say what to do.
 
     One queue or all: topics, retention, trackers, offsets, consumer groups, znodes,
@@ -219,8 +222,8 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
     """
     removed: list[UnusableZnode] = []
     if cli.url is not None:
-        if fix:
-            raise click.UsageError("--fix: only queues on Kafka have what it mends")
+        if fix or logs:
+            raise click.UsageError(f"{'--fix' if fix else '--logs'}: only for queues on Kafka")
         _print_findings([_durability(cli.url)], as_json=cli.json)
         return
     with cli.admin() as admin:
@@ -233,7 +236,7 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
                 if znode not in removed:
                     warn(f"{znode.path}: changed meanwhile, so not removed")
         ended = _end_hanging(admin, queue, yes=yes) if fix else []
-        found = admin.doctor(queue)
+        found = admin.doctor(queue, reads_logs=logs)
     if cli.json and fix:
         findings = [dataclasses.asdict(one) for one in found]
         print_json({"removed": [znode.path for znode in removed], "ended": ended, "findings": findings})
@@ -262,17 +265,32 @@ def _print_findings(found: Sequence[Finding], *, as_json: bool) -> None:
 
 def _durability(url: StorageUrl) -> Finding:
     with url.storage() as storage:
-        reason, durable = storage.capabilities.lossy_setting, storage.capabilities.durable
-    if durable:
+        can = storage.capabilities
+    reason = can.lossy_setting
+    does_not_tell = f"{reason}: the server does not tell; "
+    if can.durable:
         what = "no setting of the server lets it lose what it confirmed"
-        if reason:
-            what = f"{reason}: the server does not tell; with its default it keeps what it confirmed"
+        if not can.immediate:  # Kafka, behind a gateway
+            what = (
+                "what it confirmed is on all in-sync replicas; it is lost if all lose power before they flush"
+            )
+        elif reason:
+            what = f"{does_not_tell}with its default it keeps what it confirmed"
         return Finding(Severity.OK, "storage", Kind.OK, what)
+    loses = "a power cut can lose messages and acknowledgements that were confirmed"
+    if reason.endswith("=unknown"):
+        return Finding(
+            Severity.WARNING,
+            "storage",
+            Kind.NOT_DURABLE,
+            f"{does_not_tell}if it is not as docs/storage-operations.md says, {loses}",
+            "ask whoever runs the server, or let the user of kmqpy read its settings",
+        )
     return Finding(
         Severity.WARNING,
         "storage",
         Kind.NOT_DURABLE,
-        f"{reason}: a power cut can lose messages and acknowledgements that were confirmed",
+        f"{reason}: {loses}",
         "change this setting of the server; docs/storage-operations.md says to what",
     )
 

@@ -74,7 +74,7 @@ def _read_arguments(cli: Cli, arguments: tuple[str, ...], *, by_key: bool) -> tu
         arguments = (cli.queue_in_url, *arguments)
     if len(arguments) == 1 and not by_key:
         try:
-            return cli.queue(Receipt.parse(arguments[0]).queue), [*arguments]
+            return cli.queue_with(Receipt.parse(arguments[0]).queue), [*arguments]
         except ConfigError as error:
             raise ReceiptError(f"receipt: {error}") from None
         except ReceiptError as error:

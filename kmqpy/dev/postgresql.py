@@ -43,6 +43,6 @@ KIND = DatabaseKind(
     _find,
     _create,
     _command,
-    "database system is ready to accept connections",
+    "database system is ready to accept",  # connections; a standby says "read-only connections"
     signal.SIGINT,  # on SIGTERM PostgreSQL waits for its clients to leave
 )

@@ -25,7 +25,7 @@ _access_log = logging.getLogger("kmqpy.gateway.access")
 
 Answer = Callable[[Call, str], Awaitable[Response]]
 """A dialect: answers a call below a path that it has."""
-Speaks = Callable[[Request], bool]
+Speaks = Callable[[Call], bool]
 """Whether a dialect without a path of its own is meant by a request."""
 
 _REQUEST_ID = "x-request-id"
@@ -59,7 +59,7 @@ class GatewayApp:
         counted: Callable[[str, str, int], None] = lambda *_: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._dialects = dialects
+        self._dialects = {f"{base}/": (base, *found) for base, found in dialects.items()}
         self._spoken = spoken
         self._limits = limits
         self._metrics = metrics
@@ -90,9 +90,9 @@ class GatewayApp:
             return
         started_s = self._clock.monotonic()
         request = Request(scope, receive)
-        request_id = self._request_id(request)
-        call = Call(request, Share(self._held), self._limits, self._waiting, request_id)
-        base, dialect, answer = self._dialect(request)
+        call = Call(request, Share(self._held), self._limits, self._waiting)
+        request_id = call.request_id = self._request_id(call)
+        base, dialect, answer = self._dialect(call)
         self._running += 1
         try:
             response = await self._answer(call, base, dialect, answer)
@@ -123,21 +123,21 @@ class GatewayApp:
         if self._running > self._limits.max_requests:
             raise Overloaded("the gateway is busy", "requests")
 
-    def _request_id(self, request: Request) -> str:
+    def _request_id(self, call: Call) -> str:
         """The client's own id of the request, if it has a fitting one, else one that no other request has."""
-        given = request.headers.get(_REQUEST_ID, "")
+        given = call.header(_REQUEST_ID)
         if 0 < len(given) <= _MAX_REQUEST_ID and given.isascii() and given.isprintable():
             return given
         self._count += 1
         return f"{self._id_prefix}-{self._count}"
 
-    def _dialect(self, request: Request) -> tuple[str, str, Answer | None]:
-        path = request.scope["path"]
-        for base, (name, answer) in self._dialects.items():
-            if path.startswith(f"{base}/"):
-                return base, name, answer
+    def _dialect(self, call: Call) -> tuple[str, str, Answer | None]:
+        path = call.request.scope["path"]
+        for start, found in self._dialects.items():
+            if path.startswith(start):
+                return found
         for name, answer, speaks in self._spoken:
-            if speaks(request):
+            if speaks(call):
                 return "", name, answer
         return "", "none", None
 
@@ -146,7 +146,7 @@ class GatewayApp:
             asks = call.request.method in ("GET", "HEAD")
             if self._home and asks and call.request.scope["path"] in ("/", self._home.rstrip("/")):
                 return RedirectResponse(self._home, 303)
-            paths = ", ".join(f"{base}/" for base in self._dialects)
+            paths = ", ".join(self._dialects)
             return json_response(
                 json.dumps({"message": f"no such path; queues are below {paths}"}).encode(), 404
             )

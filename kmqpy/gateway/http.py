@@ -42,7 +42,7 @@ class Call:
     share: Share
     limits: Limits
     waiting: Callable[[], AbstractContextManager[None]]
-    request_id: str
+    request_id: str = ""
     verb: str = "unknown"
     queue: str = ""
     key_id: str = "-"

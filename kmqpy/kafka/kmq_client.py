@@ -120,7 +120,7 @@ class KmqClient:
         self._max_in_flight = receiving.get("max_in_flight", MAX_IN_FLIGHT)
         self._connection = check_connection(connection)
         settings = settings_of(queue, connection)
-        self._current = current = CurrentSettings(settings, connection)
+        self._current = current = CurrentSettings(settings, connection, options.get("clock", SYSTEM_CLOCK))
         self._limits = limits
         self._clock = options.get("clock", SYSTEM_CLOCK)
         self._telemetry = options.get("telemetry") or Telemetry()
@@ -138,7 +138,7 @@ class KmqClient:
             from kmqpy.kafka.client.consumer import QueueConsumer
             from kmqpy.kafka.client.lanes import LanesConsumer
 
-            settings = current.value
+            settings = current.recent()
             made = LanesConsumer if settings.has_lanes else QueueConsumer
             return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
 
@@ -294,6 +294,7 @@ class KmqClient:
                     self._limits,
                     partitions=lambda: topics.check(settings).partitions,
                     settings=self._current.recent,
+                    keeps=self._current.keeps,
                     telemetry=self._telemetry,
                     clock=self._clock,
                 )
@@ -418,7 +419,8 @@ class KmqClient:
         """
         self._consumer.check_open()
         found = lane_in_id(message_id)
-        lanes = {one.lane_ending: one for one in self._settings.lanes()}
+        settings = self._current.recent() if found is not None and found[0] else self._settings
+        lanes = {one.lane_ending: one for one in settings.lanes()}
         if found is None or found[0] not in lanes:
             raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
         if not self._settings.late_acks:
@@ -470,7 +472,7 @@ class KmqClient:
         self._consumer.check_open()
         found: list[KafkaMessage] = []
         now_ms = self._clock.wall_ms()
-        for lane in self._settings.lanes():
+        for lane in self._current.recent().lanes():
             if len(found) < limit:
                 records, cuts = stats.waiting_records(self._connection, lane, limit=limit - len(found))
                 context = ReceiveContext(lane, "", now_ms, self._telemetry, cuts=cuts)

@@ -117,4 +117,10 @@ def is_dead_letter_of(headers: message.Headers, queue: QueueSettings, origin: st
     if found is None:
         named_after = queue.dead_letter_topic.removesuffix(DEAD_LETTERS_SUFFIX)
         return named_after in (queue.dead_letter_topic, origin or queue.name)
-    return found == origin if origin else found in {lane.name for lane in queue.lanes()}
+    return is_or_was_lane(found, queue, origin)
+
+
+def is_or_was_lane(topic: str, queue: QueueSettings, name: str = "") -> bool:
+    """True for the topic of `queue`, or of the queue `name`, and of any lane that it may have had."""
+    name = name or queue.name
+    return topic == name or (queue.lane_of is None and queue_of(topic) == name)

@@ -42,12 +42,14 @@ from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
     first_place,
     int_header,
+    is_or_was_lane,
     origin_queue,
     size_of,
 )
 from kmqpy.kafka.places import Place, message_id
 from kmqpy.kafka.redrive_claims import FinishedDeadLetters, RedriveClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import CurrentSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
 
 _log = logging.getLogger(__name__)
@@ -147,7 +149,7 @@ def redrive_move(
 
 def origin_partition(headers: m.Headers, queue: QueueSettings) -> int | None:
     """The partition of `queue` from which a dead letter came; None if its headers do not say so."""
-    if origin_queue(headers) not in queue.lane_markers:
+    if not is_or_was_lane(origin_queue(headers) or "", queue):
         return None
     return int_header_or_none(headers, DEAD_LETTER_PARTITION)
 
@@ -183,6 +185,7 @@ class RedriveRun:
         self.refused: list[str] = []
         self._doing = f"{doing} {queue.name}"
         self._queue = queue
+        self._current = CurrentSettings(queue, connection, clock)
         self._dead_letters = dead_letter_queue(queue).name
         self._markers_topic = dead_letter_queue(queue).markers_topic
         self._connection = connection
@@ -325,8 +328,13 @@ class RedriveRun:
         kept = (step for step in batch if step.number not in claim.dropped)  # read after claim.decide()
         copies = (step.copy for step in kept if step.copy is not None)
         with self._transaction() as transaction:
-            transaction.execute(copies, partial(self._end_markers, batch, claim), claim=claim)
+            ends = partial(self._end_markers, batch, claim)
+            transaction.execute(copies, ends, self._has_lane, claim=claim)
         return len(claim.dropped)
+
+    def _has_lane(self) -> bool:
+        """False if the retry lane may be removed, perhaps with what would be committed there (rule R47)."""
+        return self.lane == self._queue.name or self.lane == self._current.recent().copies_topic
 
     @contextmanager
     def _transaction(self) -> Iterator[CopyTransaction]:

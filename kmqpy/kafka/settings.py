@@ -88,6 +88,8 @@ class QueueSettings(QueuePolicy):
     retry_lane copies go to a topic of their own, the *retry lane*, which clients read first: so they do not
                stand behind the messages that wait
     priorities how many priorities the queue has: each above 0 has a topic of its own, its lane
+    lane_share the part of a batch that a higher lane gets while lower lanes have messages. Clients take it
+               when they are made
     draining_lanes
                the endings of lanes that are being removed ("retry", "priority1"): clients still take from
                them, and nobody writes to them
@@ -102,6 +104,7 @@ class QueueSettings(QueuePolicy):
     collapse: bool = False
     retry_lane: bool = False
     priorities: int = 1
+    lane_share: float = 0.75
     draining_lanes: tuple[str, ...] = ()
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
@@ -139,6 +142,8 @@ class QueueSettings(QueuePolicy):
             raise ConfigError(f"markers: {shown(self.markers)} is neither 'range' nor 'jvm'")
         if not 1 <= check_limit(self.priorities, "priorities") <= MAX_PRIORITIES:
             raise ConfigError(f"priorities: {self.priorities} is not from 1 to {MAX_PRIORITIES}")
+        if not (isinstance(self.lane_share, int | float) and 0 < self.lane_share < 1):
+            raise ConfigError(f"lane_share: {shown(self.lane_share)} is not between 0 and 1")
         object.__setattr__(self, "draining_lanes", tuple(self.draining_lanes))
         if unknown := {f"__{ending}" for ending in self.draining_lanes}.difference(_LANE_SUFFIXES):
             raise ConfigError(f"draining_lanes: {shown(min(unknown)[2:])} is no lane")
@@ -183,7 +188,7 @@ class QueueSettings(QueuePolicy):
     @property
     def lane_ending(self) -> str:
         """Of a lane's settings: "retry" or "priority1" and so on; "" for the main lane."""
-        return "" if self.lane_of is None else self.name.removeprefix(f"{self.lane_of}__")
+        return "" if self.lane_of in (None, self.name) else self.name.removeprefix(f"{self.lane_of}__")
 
     @property
     def copies_topic(self) -> str:
@@ -200,6 +205,12 @@ class QueueSettings(QueuePolicy):
         if self.lane_of is not None:
             return (self,)
         return (*map(self._lane, self._lane_suffixes()), self)
+
+    def lanes_apart(self) -> tuple[QueueSettings, ...]:
+        """Like lanes(), for what reads one of them; also the main lane has no others beside it here."""
+        main = self.as_lane_of(self.name, self.markers_topic)
+        object.__setattr__(main, "_given_fields", None)
+        return (*self.lanes()[:-1], main)
 
     @property
     def main_markers_topic(self) -> str:
@@ -290,7 +301,7 @@ class QueueSettings(QueuePolicy):
             key: value
             for key, value in dataclasses.asdict(self).items()
             if (value or key not in ("late_acks", "collapse", "retry_lane", "draining_lanes", *RETRIES))
-            and (key, value) != ("priorities", 1)
+            and (key, value) not in (("priorities", 1), ("lane_share", type(self).lane_share))
         }
         return json.dumps(values, sort_keys=True).encode()
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.settings import (
+    MAX_PRIORITIES,
     SETTINGS_TOPIC,
     KafkaConnection,
     QueueSettings,
@@ -41,6 +43,8 @@ _READ_TIMEOUT_S = 5.0
 """Reading of the topic is given up after this time. The topic is small, unless others write to it."""
 _MAX_CACHE_AGE_S = 10.0
 """This process uses records again for this long before it reads the topic again."""
+_CONFIRMED_WITHIN_S = 3.0
+"""Messages in lanes that were confirmed later may stand in one that is gone; see CurrentSettings.keeps()."""
 _MAX_RECORD_BYTES = 64 * 1024
 """A record whose key and value have more bytes than this is ignored: kmqpy has not written it."""
 _MAX_VALUES_PER_KEY = 8
@@ -118,20 +122,24 @@ def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> Queu
 class CurrentSettings:
     """The settings of a queue that is open: as they were when it was opened, until its lanes change."""
 
-    def __init__(self, settings: QueueSettings, connection: KafkaConnection) -> None:
+    def __init__(
+        self, settings: QueueSettings, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.value = settings
         self._connection = connection
-        self._read_at = SYSTEM_CLOCK.monotonic()
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        self._known_at = -math.inf  # a cache may have had what is given here for a while
 
     def recent(self) -> QueueSettings:
         """Return them with the lanes as of 10 s ago or later, or as far as Kafka answers."""
-        if SYSTEM_CLOCK.monotonic() - self._read_at > _MAX_CACHE_AGE_S:
+        if self._clock.monotonic() - self._asked_at > _MAX_CACHE_AGE_S:
             return self.refresh()
         return self.value
 
     def refresh(self) -> QueueSettings:
         """Read them anew, and return them."""
-        self._read_at = SYSTEM_CLOCK.monotonic()
+        self._asked_at = self._clock.monotonic()
         with contextlib.suppress(KmqError):
             found = SettingsMirror(self._connection).find(self.value.name)
             if found is not None and (found.lane_names, found.draining_lanes) != (
@@ -139,7 +147,22 @@ class CurrentSettings:
                 self.value.draining_lanes,
             ):
                 self.value = found
+            self._known_at = self._asked_at
         return self.value
+
+    def keeps(self, lanes: Collection[str], since: float) -> bool:
+        """False if messages that Kafka has confirmed in these lanes by now may go with them unseen.
+
+        `since`: a monotonic time before recent() was asked for the lanes. Whoever removes a lane looks into
+        it for the last time 15 s after saying so, at the earliest (`QUIET_S` in lane_removal). So what was
+        confirmed 13 s after the settings were read is seen.
+        """
+        now = self._clock.monotonic()
+        if since - self._known_at > _MAX_CACHE_AGE_S or now - since > _CONFIRMED_WITHIN_S:
+            self.refresh()
+            if self._known_at < now:
+                return False
+        return set(lanes) <= {self.value.priority_lane(level).name for level in range(1, MAX_PRIORITIES)}
 
 
 def _contradictions(given: QueueSettings, given_fields: Iterable[str], known: QueueSettings) -> list[str]:

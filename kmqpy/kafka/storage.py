@@ -176,8 +176,8 @@ class KafkaStorage:
         )
         retention = None if retention_ms is None else retention_ms / 1000
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
-            settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
-            if settings.draining_lanes:
+            admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
+            if {"retry_lane", "priorities"} & changes.keys():
                 admin.remove_lanes(name)
 
     def list(self) -> builtins.list[str]:

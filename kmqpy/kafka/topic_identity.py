@@ -69,7 +69,8 @@ def stale_markers_error(queue: QueueSettings) -> TopicError:
     return TopicError(
         f"queue {queue.name!r}: its topic was recreated, but not its markers topic {queue.markers_topic!r}, "
         "which says of messages of the former one that they are done; until that is recreated, too, nothing "
-        f"is taken or redelivered, so that nothing is lost. Recreate it with: kmq queue create {queue.name}"
+        "is taken or redelivered, so that nothing is lost. "
+        f"Recreate it with: kmq queue create {queue.queue_name}"
     )
 
 

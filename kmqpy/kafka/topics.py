@@ -181,7 +181,7 @@ class Topics:
                 known |= self._wait_until_shown([name], partitions)
         found = self._checked(queue, known)
         if found.partitions != partitions:
-            more = f"add some with: kmq queue alter {queue.name} --partitions {partitions}"
+            more = f"add some with: kmq queue alter {queue.queue_name} --partitions {partitions}"
             raise TopicError(
                 f"topic {queue.name} exists with {found.partitions} partitions, not {partitions}; "
                 f"{more if partitions > found.partitions else 'Kafka removes none'}"

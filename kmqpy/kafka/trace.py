@@ -89,8 +89,10 @@ def find_by_key(
     Leaves out a copy if one of its ancestors was found, too. Raises QueueNotFound, TopicError,
     Unavailable.
     """
-    there = Topics(connection).check(queue)
-    cuts = _cuts(connection, queue, there)
+    topics = Topics(connection)
+    lanes = {lane.name: lane for lane in reversed(queue.lanes())}
+    there = {name: topics.check(lane) for name, lane in lanes.items()}
+    cuts = {name: _cuts(connection, lane, there[name]) for name, lane in lanes.items()}
     found: list[Any] = []
     read = 0
 
@@ -101,15 +103,15 @@ def find_by_key(
         found.extend(record for record in records if record.key() == key)
         return False
 
-    partition_reader.scan_since(
-        connection, queue.name, dict.fromkeys(range(there.partitions), since_ms), visit
-    )
+    for name in lanes:
+        since = dict.fromkeys(range(there[name].partitions), since_ms)
+        partition_reader.scan_since(connection, name, since, visit)
     found.sort(key=lambda record: (record.timestamp()[1], record.partition(), record.offset()))
     messages: dict[str, None] = {}
     known: set[RecordPlace] = set()
     for record in found:
-        partition = record.partition()
-        place = RecordPlace(queue.name, partition, cuts[partition].number_of(record.offset()))
+        topic, partition = record.topic(), record.partition()
+        place = RecordPlace(topic, partition, cuts[topic][partition].number_of(record.offset()))
         if known.isdisjoint(_ancestors_of(record, place)):
             messages[shown(queue.name, place)] = None
         known.add(place)
@@ -182,7 +184,8 @@ class _Tracer:
         self._read_markers(known)
         chain = self._chain(known)
         facts = {one: _facts(record) for one in chain if (record := self._records.get(one)) is not None}
-        return build_life(self._queue.name, chain, facts, self._markers, set(filter(self._is_lost, chain)))
+        lost, lanes = set(filter(self._is_lost, chain)), self._queue.lane_markers
+        return build_life(self._queue.name, chain, facts, self._markers, lost, lanes)
 
     # --- records ------------------------------------------------------------------------------------
 

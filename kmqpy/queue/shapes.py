@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.message import Headers, Message, OutgoingMessage, as_bytes
-from kmqpy.queue.plain import content, headers_of
+from kmqpy.queue.plain import headers_of
 from kmqpy.queue.protocol import DeadLetter, Orphan
 
 MOST = 1_000
@@ -393,6 +393,8 @@ class Problem(Struct, kw_only=True, omit_defaults=True):
 
 def content_of(key: bytes | None, headers: Headers) -> dict[str, Any]:
     """The fields of _Content."""
+    if not headers:
+        return {**_content("key", key), "headers": {}}
     by_kind = headers_of(headers)
     texts, binary = by_kind["headers"], by_kind.get("headers_base64", {})
     found: dict[str, Any] = {**_content("key", key), "headers": texts}
@@ -451,8 +453,10 @@ def _sendable(body: bytes) -> Mapping[str, Any]:
 
 
 def _content(name: str, data: bytes | None) -> Mapping[str, Any]:
-    found = content(name, data)
-    return found if name in found else {f"{name}_base64": data}
+    try:
+        return {name: None if data is None else data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": data}
 
 
 def _data(text: str | UnsetType | None, data: bytes | UnsetType) -> bytes | None:

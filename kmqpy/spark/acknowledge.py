@@ -7,18 +7,19 @@ the messages of such rows back to the queue: it writes nacks, and a tracker rede
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from kmqpy.core.backoff import Backoff
-from kmqpy.errors import ConfigError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.errors import ConfigError, KmqError, Unavailable
+from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.cut_off import may_be_cut_off
@@ -28,12 +29,10 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.spark.checkpoint import RememberedFailures, cause, error_line
+from kmqpy.spark.checkpoint import cause, error_line
 from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
-from kmqpy.spark.report import REPORTS, BatchReport, merged
-from kmqpy.spark.skipped import SkippedMessages
-from kmqpy.spark.stateful import refusal
+from kmqpy.spark.report import REPORTS, merged
 from kmqpy.spark.take import FAILURES, failed_messages
 
 if TYPE_CHECKING:
@@ -49,19 +48,76 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONFIRM_TIMEOUT_S = 10.0
-"""flush() and close() wait at most this long, in seconds, until Kafka has confirmed the end markers. Then
-flush() raises Unavailable, and close() gives up: the messages are redelivered."""
+"""How long flush() and close() wait for Kafka to confirm the end markers. Then flush() raises Unavailable,
+and close() gives up: the messages are redelivered."""
 _END_EVENT_TIMEOUT_S = 60.0
-"""wait_for_end() and close() wait at most this long, in seconds, for Spark's event that a query has ended;
-then they log a warning and go on."""
+"""How long Spark's event that a query has ended is waited for; then a warning is logged."""
+
+
+OnSkipped = Callable[[int], None]
+"""Called with the number of offsets that a query has skipped: those of messages, and of control records."""
+
+
+class SkippedMessages:
+    """Compares where micro-batches begin with where the log began before they were read.
+
+    The log may lose messages that a micro-batch has read, so only the earlier look at it counts.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        partitions: int,
+        on_skipped: OnSkipped | None = None,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._partitions = partitions
+        self._lows: Mapping[int, int] = {}
+        self._told: dict[int, int] = {}
+        self._on_skipped = on_skipped
+
+    def look(self) -> None:
+        """Read where each partition's log begins; without an answer, what was known stays."""
+        with contextlib.suppress(KmqError):
+            found = partition_reader.bounds(self._connection, self._queue.name, range(self._partitions))
+            self._lows = {partition: low for partition, (low, _) in found.items()}
+
+    def report(self, sources: Iterable[Any]) -> None:
+        """Log what a micro-batch has skipped, call `on_skipped`, and look at the log for the next one.
+
+        sources  of the progress of the micro-batch; format("kmq") tells by itself what it skips
+        """
+        for source in sources:
+            for partition, start in _offsets(source.startOffset, self._queue.name).items():
+                low, start = self._lows.get(partition, 0), max(start, self._told.get(partition, 0))
+                if low <= start:
+                    continue
+                self._told[partition] = low
+                _log.error(
+                    "messages were deleted before they were read",
+                    extra={"queue": self._queue.name, "partition": partition, "from": start, "to": low},
+                )
+                if self._on_skipped is not None:
+                    self._on_skipped(low - start)
+        self.look()
+
+
+def _offsets(position: str | None, topic: str) -> dict[int, int]:
+    """The offsets in a position of Spark's Kafka source; none in positions of other sources."""
+    try:
+        found = json.loads(position or "{}").get(topic, {})
+        return {int(partition): int(offset) for partition, offset in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 class Acknowledger(StreamingQueryListener):
     """Acknowledges messages of one queue when Spark reports that a sink has committed their micro-batch.
 
-    Spark sends the progress event of a micro-batch after the sink has committed the micro-batch. If that
-    event never comes (the driver was killed, Spark dropped the event), the messages are not acknowledged, and
-    a tracker redelivers them.
+    If that event never comes (the driver was killed, Spark dropped the event), the messages are not
+    acknowledged, and a tracker redelivers them.
     """
 
     def __init__(
@@ -78,10 +134,9 @@ class Acknowledger(StreamingQueryListener):
         self._ids = ids
         self.skipped = skipped
         self._run_of_metric: dict[str, str | None] = {}
-        """The run that reports each watched metric, by the name of the metric; None before its first report
-        and after the run has ended."""
+        """The run that reports each watched metric; None before its first report and after its end."""
         self._policies: dict[str, FailurePolicy] = {}
-        """The policy by which messages that a metric reports as failed are given back, by its name."""
+        """By the name of a metric: how messages that it reports as failed are given back."""
         self._running: set[str] = set()
         """Runs of any query of the session that have started and not ended."""
         self._ended: dict[str, str | None] = {}
@@ -92,7 +147,7 @@ class Acknowledger(StreamingQueryListener):
         """Runs whose messages are not acknowledged, each with the error that says why."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(connection, queue)
-        self._leftovers = LeftoverMessages(queue, connection, self._writer)
+        self.leftovers = LeftoverMessages(queue, connection, self._writer)
         self._committer = self._new_committer()
         self._committed_up_to: dict[int, int] = {}
         spark.streams.addListener(self)
@@ -101,43 +156,30 @@ class Acknowledger(StreamingQueryListener):
         return librdkafka.new_consumer(self._connection, {"group.id": self._queue.consumer_group})
 
     def watch(self, name: str, policy: FailurePolicy | None = None) -> None:
-        """Acknowledge the messages that tasks report in the observed metric `name`.
-
-        policy  how messages that the metric reports as failed are given back
-        """
+        """Acknowledge what tasks report in the observed metric `name`; give back what it says has failed."""
         with self._changed:
             self._run_of_metric[name] = None
             if policy is not None:
                 self._policies[name] = policy
 
-    def flush(self, timeout_s: float = _CONFIRM_TIMEOUT_S) -> None:
+    def flush(self) -> None:
         """Wait until Kafka has confirmed the end markers written so far; raises Unavailable."""
-        if left := self._writer.flush(timeout_s):
+        if left := self._writer.flush(_CONFIRM_TIMEOUT_S):
             raise Unavailable(
                 f"markers topic {self._queue.markers_topic}: {left} end markers are not confirmed yet"
             )
 
-    def wait_for_end(self, run_id: str, timeout_s: float = _END_EVENT_TIMEOUT_S) -> None:
+    def wait_for_end(self, run_id: str) -> None:
         """Wait until Spark has sent all events of an ended query, and its messages are acknowledged.
 
-        Messages that the query left in flight lose no attempt.
-
-        Raises ConfigError if the query was refused: none of its messages was acknowledged. Raises Unavailable
-        if Kafka does not confirm the end markers.
+        Messages that the query left in flight lose no attempt. Raises ConfigError if the query was refused,
+        and Unavailable if Kafka does not confirm the end markers.
         """
-        self._wait_for_end_event(run_id, timeout_s)
+        self._wait_for_end_event(run_id)
         self._spare(run_id)
         self.flush()
         if error := self._refused.pop(run_id, None):
             raise error
-
-    def split_failed(self, backoff: Backoff, remembered: RememberedFailures) -> None:
-        """Give back some messages of a query that failed, before it starts again.
-
-        `kmqpy.spark.isolation` says which. Raises Unavailable, and ConfigError if Spark can't write the
-        checkpoint.
-        """
-        self._leftovers.split(backoff, remembered)
 
     def close(self) -> None:
         """Wait for the events of ended queries, write the last end markers, and stop listening.
@@ -147,7 +189,7 @@ class Acknowledger(StreamingQueryListener):
         try:
             active = {str(query.runId) for query in self._spark.streams.active}
             for run_id in list(self._running - active):
-                self._wait_for_end_event(run_id, _END_EVENT_TIMEOUT_S)
+                self._wait_for_end_event(run_id)
             self._spark.streams.removeListener(self)
         except Exception as error:  # the session was stopped before, and does not answer
             level = logging.WARNING
@@ -170,18 +212,24 @@ class Acknowledger(StreamingQueryListener):
         """See StreamingQueryListener."""
         progress = event.progress
         try:
-            self._report_skipped(progress)
-            if error := refusal(progress):
+            # Other queries of the session may be of other queues.
+            ours = self._run_of_metric.keys() & progress.observedMetrics.keys()
+            if not ours:
+                return
+            if self.skipped is not None:
+                self.skipped.report(progress.sources)
+            if error := _refusal(progress):
                 self._refuse(str(progress.runId), error)
                 return
             # All metrics together: one process() of the plan may have given back what another handed on.
             reports: list[str] = []
             failures: dict[Place, Failure] = {}
-            for name in self._run_of_metric.keys() & progress.observedMetrics.keys():
+            for name in ours:
                 if self._may_acknowledge(name, str(progress.runId)):
                     metric = progress.observedMetrics[name].asDict()
                     reports += metric.get(REPORTS) or ()
-                    failures |= self._failures(name, metric.get(FAILURES) or ())
+                    for place, one in failed_messages(metric.get(FAILURES) or ()).items():
+                        failures[place] = self._policies[name].given_back(one.reason, one.attempts)
             self._acknowledge(reports, failures)
         except Exception:  # messages that were not acknowledged are redelivered
             _log.exception("acknowledging failed", extra={"queue": self._queue.name})
@@ -206,12 +254,6 @@ class Acknowledger(StreamingQueryListener):
 
     # --------------------------------------------------------------------------------------------------
 
-    def _report_skipped(self, progress: StreamingQueryProgress) -> None:
-        if self.skipped is None:
-            return
-        if self._run_of_metric.keys() & progress.observedMetrics.keys():  # other queries may be of others
-            self.skipped.report(progress.sources)
-
     def _may_acknowledge(self, name: str, run_id: str) -> bool:
         """Return True if the run is the first of the running ones that has reported this metric."""
         with self._changed:
@@ -224,9 +266,9 @@ class Acknowledger(StreamingQueryListener):
         )
         return False
 
-    def _wait_for_end_event(self, run_id: str, timeout_s: float) -> None:
+    def _wait_for_end_event(self, run_id: str) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: run_id in self._ended, timeout_s):
+            if not self._changed.wait_for(lambda: run_id in self._ended, _END_EVENT_TIMEOUT_S):
                 _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
 
     def _spare(self, run_id: str, failure: str | None = None) -> None:
@@ -238,7 +280,7 @@ class Acknowledger(StreamingQueryListener):
             failure = failure or self._ended.get(run_id)
         try:
             self.flush()  # acknowledged messages are not in flight
-            self._leftovers.spare(None if failure is None else cause(failure))
+            self.leftovers.spare(None if failure is None else cause(failure))
         except Exception:  # the end of their leases counts as an attempt
             _log.exception("messages in flight pay an attempt", extra={"queue": self._queue.name})
 
@@ -259,16 +301,14 @@ class Acknowledger(StreamingQueryListener):
         except Exception as error:  # the query has ended, or the session has
             _log.warning("the query can't be stopped: %s", error_line(error), extra={"run": run_id})
 
-    def _failures(self, name: str, texts: Iterable[str]) -> dict[Place, Failure]:
-        failed = failed_messages(texts)
-        return {
-            place: self._policies[name].given_back(one.reason, one.attempts) for place, one in failed.items()
-        }
-
     def _acknowledge(self, reports: list[str], failures: Mapping[Place, Failure]) -> None:
         report = merged(reports)
         # A message that a task has left (see BatchReport) is given back by that task, or redelivered anyway.
-        failures = {place: failure for place, failure in failures.items() if _is_done(report, place)}
+        failures = {
+            (partition, offset): failure
+            for (partition, offset), failure in failures.items()
+            if offset in report.done.get(partition, ())
+        }
         for partition, offset in failures:
             report.done[partition].discard(offset)
         self._writer.put(nacks(self._queue, failures))
@@ -306,6 +346,19 @@ class Acknowledger(StreamingQueryListener):
         self._committed_up_to.update({place.partition: place.offset for place in places})
 
 
-def _is_done(report: BatchReport, place: Place) -> bool:
-    partition, offset = place
-    return partition in report.done and offset in report.done[partition]
+def _refusal(progress: StreamingQueryProgress) -> ConfigError | None:
+    """The error for a query whose plan has stateful operators: aggregations, joins of streams, limits, ...
+
+    Such an operator keeps rows in Spark's state when the sink commits a micro-batch. The messages of these
+    rows can't be acknowledged, because Spark does not report when their results are in the sink.
+    """
+    names = sorted({operator.operatorName for operator in progress.stateOperators})
+    if not names:
+        return None
+    return ConfigError(
+        f"query {progress.name or progress.id}: its plan has stateful operators ({', '.join(names)}: an "
+        "aggregation, a join of streams, a deduplication, a limit). Their rows are in Spark's state, not in "
+        "the sink, so nothing was acknowledged and the query was stopped; its messages will be redelivered. "
+        "Write the result of process() to a table and aggregate that, or aggregate each micro-batch in "
+        "foreachBatch"
+    )

@@ -1,4 +1,4 @@
-"""Writes kmqpy's own files into a checkpoint of Spark: its queue, and the messages that failed.
+"""Writes kmqpy's own files into a checkpoint of Spark: its queue, its name, and the messages that failed.
 
 Also shortens Spark's errors to one line.
 """
@@ -6,12 +6,13 @@ Also shortens Spark's errors to one line.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.places import Place
@@ -21,38 +22,52 @@ _LOST_TASK_PREFIX = re.compile(r"^.*most recent failure: Lost task .*?\): (?=.)"
 _JAVA_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 
 
-def bind_checkpoint(
-    session: SparkSession, checkpoint: str, file: str, queue: str, ids: Mapping[str, str]
-) -> None:
-    """Note in a checkpoint, in the file `file`, that it belongs to `queue`, whose topics have these ids.
+def bind_checkpoint(session: SparkSession, checkpoint: str, queue: str, topic_id: str) -> None:
+    """Note in a checkpoint that it belongs to this queue; raises ConfigError if it belongs to another.
 
-    The offsets in a checkpoint mean other messages in any other topic, also in a recreated one. Spark reads
-    and writes the file, so the checkpoint may be on any file system that Spark reaches.
-
-    Raises ConfigError if the file names another queue or other ids, or if Spark can't use the checkpoint.
+    The offsets in a checkpoint mean other messages in any other topic, even in a recreated one.
     """
     if not isinstance(checkpoint, str) or not checkpoint.strip("/ "):
-        raise ConfigError(f"checkpoint: {checkpoint!r} is no folder of its own")
-    path, own = f"{checkpoint.rstrip('/')}/{file}", {"queue": queue, **ids}
-    mine = session.range(1).select(*(sf.lit(value).alias(name) for name, value in own.items())).coalesce(1)
-    schema = ", ".join(f"{name} STRING" for name in own)
-    try:
-        mine.write.mode("ignore").json(path)
-        found = session.read.schema(schema).json(path).collect()
-        if not found:  # a driver was killed while it wrote the file
-            mine.write.mode("overwrite").json(path)
-            return
-    except (PySparkException, Py4JError) as error:
-        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {error_line(error)}") from None
-    noted = found[0].asDict()
+        raise ConfigError(f"checkpoint: invalid folder {checkpoint!r}: name a folder for it alone")
+    own = {"queue": queue, "topic_id": topic_id}
+    noted = _noted(session, checkpoint, "kmq", "json", own)
     if noted == own:
         return
     whose = f"of queue {noted['queue']!r}, not of {queue!r}"
     if noted["queue"] is None:
-        whose = f"of nobody knows which queue: its file {file!r} can't be read"
+        whose = "of an unknown queue: its file 'kmq' can't be read"
     elif noted["queue"] == queue:
         whose = f"of a queue {queue!r} whose topics have been deleted and recreated since"
     raise ConfigError(f"checkpoint: {checkpoint} is {whose}; name another folder")
+
+
+def identity_of(session: SparkSession, checkpoint: str) -> str:
+    """The name that was given to this checkpoint when it was first used: the `run` of sinks.
+
+    Micro-batches are numbered within a checkpoint. One that is deleted and made again gets another name,
+    because its micro-batches begin at 0 again. Raises ConfigError.
+    """
+    return str(_noted(session, checkpoint, "kmq-run", "text", {"value": uuid.uuid4().hex[:16]})["value"])
+
+
+def _noted(
+    session: SparkSession, checkpoint: str, file: str, form: str, own: Mapping[str, str]
+) -> dict[str, str | None]:
+    """The values in a file of the checkpoint, which is written with `own` if it does not exist.
+
+    Spark reads and writes the file, so the checkpoint may be on any file system that Spark reaches.
+    """
+    path = f"{checkpoint.rstrip('/')}/{file}"
+    mine = session.range(1).select(*(F.lit(value).alias(name) for name, value in own.items())).coalesce(1)
+    schema = ", ".join(f"{name} STRING" for name in own)
+    try:
+        mine.write.mode("ignore").format(form).save(path)
+        found = session.read.schema(schema).format(form).load(path).collect()
+        if not found:  # a driver was killed while it wrote the file
+            mine.write.mode("overwrite").format(form).save(path)
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {error_line(error)}") from None
+    return found[0].asDict() if found else dict(own)
 
 
 class RememberedFailures:

@@ -1,8 +1,7 @@
 """Decodes markers with Spark's built-in expressions, so that no Python runs on executors.
 
-A marker is a record of the markers topic; it says what happened to a message, or to several: a *range
-marker*. kmqpy.kafka.markers.codec defines the byte layout, and which markers can be decoded. Tests compare
-the results with those of codec.decode().
+kmqpy.kafka.markers.codec defines the byte layout, and which markers can be decoded. Tests compare the results
+with those of codec.decode(). A *range marker* is of several messages.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from kmqpy.kafka.markers.lineage import COPY
 
 UNDECODABLE = "undecodable"
 NEWER = "newer"
-"""Reasons why a marker can't be decoded: it is no valid marker, or a newer kmqpy wrote it."""
+"""Reasons why a marker can't be decoded: it is invalid, or a newer kmqpy wrote it."""
 
 RECORD = ("key", "value", "partition", "offset", "timestamp", "headers")
 """Columns of Spark's Kafka source (with includeHeaders) that markers are decoded from."""
 
 _KEY_BYTES = 12
-"""Length of a marker's key: the partition (4 bytes) and the offset (8 bytes) of a message."""
+"""A marker's key: the partition (4 bytes) and the offset (8 bytes) of a message."""
 _START_BYTES = 9
-"""Length of the value of a start marker for one message: the type byte, and the lease in ms (8 bytes)."""
+"""The value of a start marker for one message: the type byte, and the lease in ms (8 bytes)."""
 _END, _START, _START_RUNS, _END_RUNS, _END_BITMAP = (bytes((kind,)) for kind in range(5))
 """The first byte of a marker's value: its type."""
 _FIRST_RESERVED, _LAST_RESERVED = b"\x05", b"\x0f"
 """The first and the last of the types that are kept for newer versions of kmqpy."""
 _UTF8_ONE_BYTE_LIMIT = 128
-"""A code point below this one is a single byte in UTF-8."""
 
 _LEB128_REGEX = "((?:[89A-F][0-9A-F]){0,3}[0-7][0-9A-F])"
 """Matches an unsigned LEB128 number of at most four bytes, as hex digits."""
@@ -63,11 +61,10 @@ def decode_markers(records: DataFrame, *, with_cuts: bool = False) -> DataFrame:
     offsets             of all messages of a range marker; null for a marker of one message
     redeliver_after_ms  the duration of the lease or delay; null for an end marker
     by_tracker          whether a tracker wrote this end marker: the message was redelivered or dead-lettered,
-                        or one of the next two is true
-    taken_late          whether a tracker wrote this end marker because the message was taken when it was
-                        finished already (rule R30 of docs/rules.md); no copy was made
-    acknowledged        whether a tracker wrote this end marker because an earlier consumer has acknowledged
-                        the message (rule R32); no copy was made
+                        or one of the next two is true, and no copy was made
+    taken_late          whether it did so because the message was taken when it was finished already (rule R30
+                        of docs/rules.md)
+    acknowledged        whether it did so because an earlier consumer has acknowledged the message (rule R32)
     problem             null, `undecodable`, or `newer`: a newer kmqpy wrote the marker
     cuts                only if `with_cuts`: the cuts of the queue's log that a tick names, as text
 
@@ -91,17 +88,17 @@ def decode_markers(records: DataFrame, *, with_cuts: bool = False) -> DataFrame:
             | _has_unreadable_header(),
             None,
         )
-        .when((size == 1) & (kind == _binary(_END)), kind)
-        .when((size == _START_BYTES) & (kind == _binary(_START)), kind)
-        .when((size > _START_BYTES) & (kind == _binary(_START_RUNS)), kind)
-        .when((size > 1) & kind.isin([_binary(_END_RUNS), _binary(_END_BITMAP)]), kind)
-        .when(kind.between(_binary(_FIRST_RESERVED), _binary(_LAST_RESERVED)), kind)
+        .when((size == 1) & (kind == F.lit(_END)), kind)
+        .when((size == _START_BYTES) & (kind == F.lit(_START)), kind)
+        .when((size > _START_BYTES) & (kind == F.lit(_START_RUNS)), kind)
+        .when((size > 1) & kind.isin([F.lit(_END_RUNS), F.lit(_END_BITMAP)]), kind)
+        .when(kind.between(F.lit(_FIRST_RESERVED), F.lit(_LAST_RESERVED)), kind)
         .alias("kind"),
+        F.when((size > 1) & kind.between(F.lit(_START_RUNS), F.lit(_END_BITMAP)), _offsets_of_range()).alias(
+            "offsets"
+        ),
         F.when(
-            (size > 1) & kind.between(_binary(_START_RUNS), _binary(_END_BITMAP)), _offsets_of_range()
-        ).alias("offsets"),
-        F.when(
-            (size >= _START_BYTES) & kind.isin([_binary(_START), _binary(_START_RUNS)]),
+            (size >= _START_BYTES) & kind.isin([F.lit(_START), F.lit(_START_RUNS)]),
             int64(F.substring("value", 2, 8)),
         ).alias("after"),
         header_text("kmq-op").alias("asked"),
@@ -111,8 +108,8 @@ def decode_markers(records: DataFrame, *, with_cuts: bool = False) -> DataFrame:
         *([header_text("kmq-cuts").alias("cuts")] if with_cuts else []),
     )
     kind, first, asked = F.col("kind"), F.col("first"), F.col("asked")
-    is_end = kind.isin([_binary(end) for end in _ENDS])
-    is_reserved = kind >= _binary(_FIRST_RESERVED)
+    is_end = kind.isin([F.lit(end) for end in _ENDS])
+    is_reserved = kind >= F.lit(_FIRST_RESERVED)
     is_range = _is_range(kind)
     is_bad = (
         kind.isNull()
@@ -176,7 +173,7 @@ def number(text: Column) -> Column:
 def int64(data: Column) -> Column:
     """A big-endian signed integer of 8 bytes (Spark casts no bytes to numbers)."""
     # Nearly all numbers are below 2**32, and conv() takes twice as long for twice the digits.
-    is_small = F.substring(data, 1, 4) == _binary(bytes(4))
+    is_small = F.substring(data, 1, 4) == F.lit(bytes(4))
     digits = F.when(is_small, F.hex(F.substring(data, 5, 4))).otherwise(F.hex(data))
     return F.conv(digits, 16, -10).cast("bigint")
 
@@ -184,7 +181,7 @@ def int64(data: Column) -> Column:
 def _is_of_another_partition() -> Column:
     """True where the key names a partition other than the one that the marker is in."""
     # Hex text only for partitions from 128 on: for all, it took a quarter of the time of decoding.
-    small = F.concat(_binary(bytes(3)), F.char("partition").cast("binary"))
+    small = F.concat(F.lit(bytes(3)), F.char("partition").cast("binary"))
     any_size = F.unhex(F.lpad(F.hex("partition"), 8, "0"))
     return ~F.startswith("key", F.when(F.col("partition") < _UTF8_ONE_BYTE_LIMIT, small).otherwise(any_size))
 
@@ -196,22 +193,17 @@ def _has_unreadable_header() -> Column:
 
 
 def _is_range(kind: Column) -> Column:
-    return kind.between(_binary(_START_RUNS), _binary(_END_BITMAP))
+    return kind.between(F.lit(_START_RUNS), F.lit(_END_BITMAP))
 
 
 def _offsets_of_range() -> Column:
-    """The offsets of a range marker's messages, from its `value` and `key`; null if the range is not valid.
-
-    The expression is SQL text: built with the functions of pyspark, it would need 600 requests to the JVM.
-    """
+    """The offsets of a range marker's messages, from its `value` and `key`; null if it is not valid."""
+    # SQL text, because the functions of pyspark would need 600 requests to the JVM.
     return F.expr(_let("conv(hex(substring(key, 5, 8)), 16, -10)::bigint", "first", _RANGE_SQL))
 
 
 def _let(value: str, name: str, body: str) -> str:
-    """SQL for `body`, in which `name` stands for `value`, which is computed once.
-
-    SQL has no other way to name a part of an expression.
-    """
+    """SQL for `body`, in which `name` stands for `value`, which is computed once."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
@@ -280,7 +272,3 @@ _RANGE_SQL = f"""case hex(substring(value, 1, 1))
     else {_sql_of_runs(f"substring(value, {_START_BYTES + 1})", f"length(value) - {_START_BYTES}")}
 end"""
 """SQL for the offsets of the range marker in `value`, the lowest of which is `first`."""
-
-
-def _binary(data: bytes) -> Column:
-    return F.lit(data)

@@ -1,21 +1,17 @@
 """Writes markers for messages that a query left in flight: taken, and not finished when the query ended.
 
-When a query ends, the driver writes markers by which the redelivery of these messages does not count as an
-attempt. The restarted query has the same micro-batch. If the query has failed again, the driver gives half of
-the messages back to the queue (by nacks: a tracker redelivers them, for later micro-batches), so the next run
-hands out half as many. So a message that makes queries fail is alone after some restarts.
-`kmqpy.spark.isolation` has the rules. All state is in the markers, except the memory that
-isolation.remember() returns: which messages failed before.
+`kmqpy.spark.isolation` has the rules by which a message that makes queries fail is alone after some restarts.
+All state is in the markers, except the memory that isolation.remember() returns.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import DecodeError, Unavailable
@@ -26,14 +22,15 @@ from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.records import message_headers
-from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header, redelivery_count
+from kmqpy.kafka.message_headers import first_place, redelivery_count
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.message import Headers
 from kmqpy.spark import isolation
 from kmqpy.spark.checkpoint import RememberedFailures
-from kmqpy.spark.failures import Failure, FailurePolicy, alike_markers, nacks
+from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.isolation import FAILED_PREFIX
 from kmqpy.spark.taker import read_taken
 from kmqpy.worker.outcome import shortened
@@ -41,39 +38,22 @@ from kmqpy.worker.outcome import shortened
 _log = logging.getLogger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
-"""split() waits at most this long, in seconds, until Kafka has confirmed the nacks; then it raises
-Unavailable."""
+"""How long split() waits for Kafka to confirm the nacks; then it raises Unavailable."""
 _EVEN_CHANCE = 0.5
-"""The probability with which the next run keeps the lower half of the messages, and not the upper half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leftovers:
-    """The messages that ended queries left in flight.
+    """The messages that queries have taken, and that are neither finished nor given back.
 
-    taken     by partition, the messages that queries have taken, and that are neither finished nor given
-              back; their leases may be over
+    taken     their entries; their leases may be over
     now_ms    by partition, the partition's now: the largest timestamp read from its markers
-    progress  the sum of the group's committed offsets: it grows when a micro-batch that took messages is done
+    progress  see isolation
     """
 
-    taken: Mapping[int, list[Entry]]
+    taken: Mapping[Place, Entry]
     now_ms: Mapping[int, int]
     progress: int
-
-    def failed(self) -> Iterator[tuple[Place, str]]:
-        """The messages that failed queries, not stopped ones, have left; each with the query's error."""
-        for partition, entries in self.taken.items():
-            for entry in entries:
-                if not entry.counts and entry.reason and entry.reason.startswith(FAILED_PREFIX):
-                    yield (partition, entry.offset), entry.reason
-
-
-class _Message(NamedTuple):
-    """The place of a message's first copy, and the number of this delivery, from 1."""
-
-    first_copy: Place
-    attempts: int
 
 
 class LeftoverMessages:
@@ -82,12 +62,7 @@ class LeftoverMessages:
     The methods raise Unavailable.
     """
 
-    def __init__(
-        self,
-        queue: QueueSettings,
-        connection: KafkaConnection,
-        writer: MarkerWriter,
-    ) -> None:
+    def __init__(self, queue: QueueSettings, connection: KafkaConnection, writer: MarkerWriter) -> None:
         self._queue = queue
         self._connection = connection
         self._writer = writer
@@ -98,29 +73,21 @@ class LeftoverMessages:
         failure  the error with which the query failed, which becomes the reason of the messages; None if the
                  query was stopped
 
-        The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long, if the
-        queue's max_lease_ms allows that.
+        The leases of a failed query's messages become at least isolation.MIN_RERUN_WAIT_MS long.
         """
         left = self._read_leftovers()
         wait_ms = 0 if failure is None else isolation.MIN_RERUN_WAIT_MS
         reason = None if failure is None else shortened(FAILED_PREFIX + failure)
-        for partition, entries in left.taken.items():
-            alike: dict[int, list[int]] = {}
-            for entry in entries:
-                lease_ms = max(0, entry.due_ms - left.now_ms[partition], wait_ms)
-                alike.setdefault(lease_ms, []).append(entry.offset)
-            for lease_ms, offsets in alike.items():
-                self._writer.put(
-                    alike_markers(
-                        self._queue,
-                        partition,
-                        Op.EXTEND,
-                        sorted(offsets),
-                        redeliver_after_ms=lease_ms,
-                        counts=False,
-                        reason=reason,
-                    )
-                )
+
+        @cache
+        def extension(lease_ms: int) -> Failure:
+            return Failure(op=Op.EXTEND, delay_ms=lease_ms, counts=False, reason=reason)
+
+        extensions = {
+            place: extension(max(0, entry.due_ms - left.now_ms[place[0]], wait_ms))
+            for place, entry in left.taken.items()
+        }
+        self._writer.put(nacks(self._queue, extensions))
 
     def split(self, backoff: Backoff, remembered: RememberedFailures) -> None:
         """Give messages back that the first micro-batch of a restarted query should not hand out.
@@ -131,12 +98,21 @@ class LeftoverMessages:
         Raises ConfigError when the memory can't be saved.
         """
         left = self._read_leftovers()
-        failed = dict(left.failed())
+        failed = {  # those of failed queries, not of stopped ones
+            place: entry.reason
+            for place, entry in left.taken.items()
+            if not entry.counts and entry.reason and entry.reason.startswith(FAILED_PREFIX)
+        }
         if not failed:
             return
-        found = self._first_copies(failed) if len(failed) <= isolation.MAX_REMEMBERED_BATCH else {}
+        found: dict[Place, Headers] = {}
+        if len(failed) <= isolation.MAX_REMEMBERED_BATCH:
+            records = partition_reader.read_at(self._connection, self._queue.name, failed)
+            found = {place: message_headers(records[place]) if place in records else () for place in failed}
+        firsts = {place: first_place(headers) for place, headers in found.items()}
+        first_copies = {place: (one.partition, one.number) if one else place for place, one in firsts.items()}
         before = remembered.load()
-        memory = isolation.remember([one.first_copy for one in found.values()], left.progress, before)
+        memory = isolation.remember(first_copies.values(), left.progress, before)
         if memory != before:
             remembered.save(memory)
         if not isolation.failed_before(left.progress, before):
@@ -152,10 +128,13 @@ class LeftoverMessages:
             )
             return
         ((place, reason),) = failed.items()
-        message = found[place]
-        pays = isolation.counts_as_attempt(message.first_copy, left.progress, memory)
+        try:
+            attempts = redelivery_count(found[place], self._queue.redelivery_count_header) + 1
+        except DecodeError:
+            attempts = 1
+        pays = isolation.counts_as_attempt(first_copies[place], left.progress, memory)
         policy = FailurePolicy(queue=self._queue, backoff=backoff)
-        self._give_back({place: policy.given_back(reason, message.attempts, counts=pays)})
+        self._give_back({place: policy.given_back(reason, attempts, counts=pays)})
         _log.warning(
             "a micro-batch of one message failed",
             extra={"queue": self._queue.name, "place": place, "counts": pays},
@@ -171,31 +150,16 @@ class LeftoverMessages:
     def _read_leftovers(self) -> _Leftovers:
         topics = Topics(self._connection).check(self._queue)
         commits = group_commits(self._connection, self._queue, range(topics.partitions), topics.ids)
-        taken: dict[int, list[Entry]] = {}
+        taken: dict[Place, Entry] = {}
         now_ms: dict[int, int] = {}
         with closing(RepeatedReader(self._connection, self._queue.markers_topic)) as markers:
             for partition in range(topics.partitions):
                 commit = commits.get(partition, Commit(0, 0))
                 first, at = commit.offset, commit.markers_offset or 0
                 found = read_taken(self._queue, self._connection, markers, partition, first, at)
-                taken[partition] = [
-                    entry
-                    for entry in found.state
-                    if entry.state is EntryState.LEASED and entry.offset >= first
-                ]
+                for entry in found.state:
+                    if entry.state is EntryState.LEASED and entry.offset >= first:
+                        taken[partition, entry.offset] = entry
                 now_ms[partition] = found.now_ms
         progress = sum(commit.offset for commit in commits.values())
         return _Leftovers(taken=taken, now_ms=now_ms, progress=progress)
-
-    def _first_copies(self, places: Iterable[Place]) -> dict[Place, _Message]:
-        records = partition_reader.read_at(self._connection, self._queue.name, places)
-        return {place: self._message(place, records.get(place)) for place in places}
-
-    def _message(self, place: Place, record: Any) -> _Message:
-        headers = message_headers(record) if record is not None else ()
-        try:
-            partition, offset = (int_header(headers, name) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET))
-            attempts = redelivery_count(headers, self._queue.redelivery_count_header) + 1
-        except DecodeError:
-            return _Message(place, 1)
-        return _Message(place if partition is None or offset is None else (partition, offset), attempts)

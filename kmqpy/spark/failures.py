@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,13 @@ DELAY = "kmq_delay"
 """The column in which a function says how long, in seconds, a failed message waits for its redelivery. Errors
 about a delay begin with this name."""
 
-
 DEFAULT_BACKOFF = Backoff(jitter=0)  # no jitter: messages that fail together then share a range marker
 """Where neither the user says how long a failed message waits nor the queue's `retry_delays` do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The fields of the marker that gives one message back: a nack or a dead-letter request."""
+    """The fields of the marker for one message: a nack, a dead-letter request, or an extension."""
 
     op: Op
     delay_ms: int = 0
@@ -58,7 +57,7 @@ class FailurePolicy:
     ) -> Failure:
         """The failure of a message that is redelivered after `delay`, by default after the back-off.
 
-        The queue's max_delay_ms caps the delay. If `delay` is no duration, the back-off applies, and the
+        The queue's max_delay_ms caps the delay. If `delay` is not a duration, the back-off applies, and the
         reason is the error of that delay. The default back-off leaves it to the queue's `retry_delays`.
         """
         retries = bool(self.queue.retry_delays)
@@ -85,28 +84,19 @@ class FailurePolicy:
 
 
 def nacks(queue: QueueSettings, failures: Mapping[Place, Failure]) -> list[Marker]:
-    """The markers that give these messages back: nacks and dead-letter requests."""
+    """The markers with the fields of `failures`: one for each message, or range markers for those alike."""
     alike: dict[tuple[int, Failure], list[int]] = {}
     for (partition, offset), failure in failures.items():
         alike.setdefault((partition, failure), []).append(offset)
     found: list[Marker] = []
     for (partition, failure), offsets in alike.items():
-        found += alike_markers(
-            queue,
-            partition,
-            failure.op,
-            sorted(offsets),
-            redeliver_after_ms=failure.delay_ms,
-            counts=failure.counts,
-            reason=failure.reason,
-        )
+        fields: dict[str, Any] = {
+            "redeliver_after_ms": failure.delay_ms,
+            "counts": failure.counts,
+            "reason": failure.reason,
+        }
+        if queue.writes_ranges and len(offsets) > 1:
+            found += codec.ranges(partition, failure.op, sorted(offsets), **fields)
+        else:
+            found += [Marker(partition, offset, failure.op, **fields) for offset in sorted(offsets)]
     return found
-
-
-def alike_markers(
-    queue: QueueSettings, partition: int, op: Op, offsets: Sequence[int], **fields: Any
-) -> list[Marker]:
-    """Markers with the same `op` and `fields` for several messages: range markers, or one for each."""
-    if queue.writes_ranges and len(offsets) > 1:
-        return codec.ranges(partition, op, offsets, **fields)
-    return [Marker(partition, offset, op, **fields) for offset in offsets]

@@ -7,7 +7,7 @@ The others are finished, or are left to a tracker, which redelivers them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from kmqpy.spark.report import BatchReport
 from kmqpy.spark.taker import TakenBefore, Taker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Places:
     """The partition and offset of each row of a batch, as two arrays of numpy."""
 
@@ -38,7 +38,7 @@ class Places:
                 f"process, take: rows that are not of queue {queue!r}; give them what read_stream() of the "
                 "same queue returns"
             )
-        return cls(partitions=partitions.to_numpy(), offsets=offsets.to_numpy())
+        return cls(partitions.to_numpy(), offsets.to_numpy())
 
     def place(self, row: int) -> Place:
         """The partition and offset of one row."""
@@ -46,7 +46,7 @@ class Places:
 
     def where(self, mask: Any) -> Places:
         """The rows for which `mask` is True."""
-        return Places(partitions=self.partitions[mask], offsets=self.offsets[mask])
+        return Places(self.partitions[mask], self.offsets[mask])
 
     def by_partition(self) -> dict[int, Sequence[int]]:
         """The offsets of each partition, ascending; raises ConfigError when an offset is there twice."""
@@ -65,46 +65,40 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOut:
-    """The messages of a batch: which are handed out, and which are not.
+    """The messages of a batch: which are handed out, and which are not; by partition.
 
     rows    a mask of numpy: True where the message was taken and is handed out
-    taken   by partition, the offsets of the messages that are handed out
-    left    by partition, the offsets of messages that must not be acknowledged: given back, overdue, to be
-            dead-lettered, not yet due, or (if Handout withholds these) deadly
-    deadly  by partition, the offsets of deadly messages, which the caller gives back: they were taken
-            MAX_TAKES times in this delivery, and no marker says that the Python worker survived them
-    next    by partition, the offset after the last message, and the markers offset from which a reader that
-            begins at that offset must read
+    taken   the messages that are handed out
+    left    messages that must not be acknowledged: given back, overdue, to be dead-lettered, not yet due, or
+            (if Handout withholds these) deadly
+    deadly  deadly messages (see SortedOut), which the caller gives back
+    next    see BatchReport
     """
 
     rows: Any
     taken: Offsets
     left: Mapping[int, set[int]]
-    deadly: Mapping[int, set[int]]
+    deadly: Sequence[Place]
     next: Mapping[int, Place]
 
-    def report(self, failed: Mapping[int, set[int]] | None = None) -> BatchReport:
+    def report(self, failed: Iterable[Place] = ()) -> BatchReport:
         """The report that all messages handed out are done, except those in `failed`."""
-        done: dict[int, OffsetRuns] = {}
         left = {partition: set(offsets) for partition, offsets in self.left.items()}
-        for partition, more in (failed or {}).items():
-            left.setdefault(partition, set()).update(more)
+        for partition, offset in failed:
+            left.setdefault(partition, set()).add(offset)
+        done: dict[int, OffsetRuns] = {}
         for partition, offsets in self.taken.items():
-            done[partition] = OffsetRuns(runs_of(offsets))
+            runs = OffsetRuns(runs_of(offsets))
             for offset in left.get(partition, ()):
-                done[partition].discard(offset)
-        return BatchReport(
-            done={partition: runs for partition, runs in done.items() if runs},
-            left={p: OffsetRuns(runs_of(sorted(ones))) for p, ones in left.items() if ones},
-            next=self.next,
-        )
+                runs.discard(offset)
+            if runs:
+                done[partition] = runs
+        left_runs = {p: OffsetRuns(runs_of(sorted(ones))) for p, ones in left.items() if ones}
+        return BatchReport(done=done, left=left_runs, next=self.next)
 
 
 class Handout:
-    """Takes the messages of one task. Used by one thread.
-
-    withholds_deadly  deadly messages (see HandedOut) are not handed out
-    """
+    """Takes the messages of one task; with `withholds_deadly`, none that is deadly (see SortedOut)."""
 
     def __init__(self, taker: Taker, lease_ms: int, *, withholds_deadly: bool) -> None:
         self._taker = taker
@@ -124,29 +118,32 @@ class Handout:
         partition, offset = place
         return self._known[partition].takes(offset) > 0
 
-    def taken_again(self, taken: Offsets) -> dict[int, list[int]]:
-        """Return which of `taken`, by partition, had been taken before."""
-        return {partition: self._known[partition].taken(offsets) for partition, offsets in taken.items()}
+    def taken_again(self, taken: Offsets) -> list[Place]:
+        """Return which of `taken` had been taken before."""
+        return [
+            (partition, offset)
+            for partition, offsets in taken.items()
+            for offset in self._known[partition].taken(offsets)
+        ]
 
     def take(self, places: Places, deliver_at_ms: pa.Array) -> HandedOut:
         """Write start markers for messages that can be handed out, and wait until they are confirmed.
 
-        Messages that are not yet due get markers of their delay instead. Raises Unavailable, and ConfigError
-        when `places` has a message twice.
+        Messages that are not yet due get markers of their delay instead. Raises Unavailable, ConfigError.
         """
         everything = places.by_partition()
         rows = np.ones(len(places.offsets), dtype=bool)
         left: dict[int, set[int]] = {}
-        deadly: dict[int, set[int]] = {}
+        deadly: list[Place] = []
         for partition, offsets in everything.items():
             sorted_out = self._known[partition].sort_out(offsets)
             left[partition] = sorted_out.left
             if self._withholds_deadly:
-                deadly[partition] = sorted_out.deadly
-                left[partition] = sorted_out.left | sorted_out.deadly
-            if not_handed_out := sorted_out.finished | left[partition]:
+                left[partition] |= sorted_out.deadly
+                deadly += [(partition, offset) for offset in sorted(sorted_out.deadly)]
+            if withheld := sorted_out.finished | left[partition]:
                 here = places.partitions == partition
-                rows &= ~(here & np.isin(places.offsets, list(not_handed_out)))
+                rows &= ~(here & np.isin(places.offsets, list(withheld)))
         delays = _delays(places, deliver_at_ms, rows)
         for partition, offset in delays:
             left[partition].add(offset)
@@ -166,9 +163,9 @@ def _delays(places: Places, deliver_at_ms: pa.Array, rows: Any) -> dict[Place, i
     """Messages that are not yet due, with the ms until each one is; sets them to False in `rows`."""
     if deliver_at_ms.null_count == len(deliver_at_ms):
         return {}
-    now_ms = SYSTEM_CLOCK.wall_ms()
     # Times before 1970 count as 1970, so that the subtraction can't overflow.
-    waits = np.maximum(deliver_at_ms.fill_null(0).to_numpy(zero_copy_only=False), 0) - now_ms
+    due_ms = np.maximum(deliver_at_ms.fill_null(0).to_numpy(zero_copy_only=False), 0)
+    waits = due_ms - SYSTEM_CLOCK.wall_ms()
     early = np.flatnonzero(rows & (waits > 0))
     rows[early] = False
     return {places.place(row): min(int(waits[row]), 2**62) for row in early.tolist()}

@@ -21,25 +21,24 @@ from kmqpy.spark.state import State
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _UNACKNOWLEDGED = [State.PENDING.value, State.IN_FLIGHT.value, State.OVERDUE.value]
 _MAX_REASONS = 20
-"""The most reasons of dead letters that a report has; less frequent ones are left out."""
 _COLOURS = dict(
-    zip(
-        (state.value for state in State),
-        ("#9ecae1", "#3182bd", "#e6550d", "#31a354", "#756bb1", "#636363"),
-        strict=True,
-    )
+    zip(map(str, State), ("#9ecae1", "#3182bd", "#e6550d", "#31a354", "#756bb1", "#636363"), strict=True)
 )
 
 
 @dataclass(frozen=True)
 class Health:
-    """The state of a queue at one moment: a pandas frame for each table, by name.
+    """The state of a queue at one moment.
 
-    depth      messages of each partition by state
-    ages       unacknowledged messages by their age, 1, 2, 4, … seconds: state, at_most_s, messages
-    attempts   state, attempts, messages
-    latency    quantile, waiting_ms, processing_ms, total_ms
-    reasons    the 20 most frequent reasons of dead letters: reason, messages
+    Attributes:
+        queue: Its name.
+        tables: A pandas frame for each table, by name
+
+            - depth: messages of each partition by state
+            - ages: unacknowledged messages by their age, 1, 2, 4, … seconds: state, at_most_s, messages
+            - attempts: state, attempts, messages
+            - latency: quantile, waiting_ms, processing_ms, total_ms
+            - reasons: the 20 most frequent reasons of dead letters: reason, messages
     """
 
     queue: str
@@ -54,7 +53,8 @@ class Health:
     def save(self, folder: str | Path) -> list[Path]:
         """Write report.txt and a PNG for each table that has rows; returns the files.
 
-        Raises MissingExtra without matplotlib.
+        Raises:
+            MissingExtra: matplotlib is not installed.
         """
         try:
             from matplotlib.figure import Figure
@@ -65,10 +65,10 @@ class Health:
         text = folder / "report.txt"
         text.write_text(f"{self}\n", encoding="utf-8")
         written = [text]
-        for name, draw in _PLOTS.items():
-            if len(self.tables[name]):
+        for name, table in self.tables.items():
+            if len(table):
                 figure = Figure(figsize=(8, 4.5), layout="constrained")
-                draw(figure.subplots(), self.tables[name])
+                _draw(figure.subplots(), name, table)
                 figure.suptitle(f"{self.queue}: {name}")
                 figure.savefig(folder / f"{name}.png", dpi=120)
                 written.append(folder / f"{name}.png")
@@ -97,49 +97,21 @@ def health(kmq: KmqSpark, clock: Clock = SYSTEM_CLOCK) -> Health:
         messages.unpersist()
 
 
-def _stacked(axes: Any, table: pd.DataFrame, by: str) -> None:
-    """Draw a bar for each value of `by`, with a part for each state."""
-    pivoted = table.pivot_table(index=by, columns="state", values="messages", aggfunc="sum", fill_value=0)
-    _bars(axes, pivoted)
-    axes.set_xlabel(by)
-
-
-def _bars(axes: Any, table: pd.DataFrame) -> None:
-    names = [str(name) for name in table.index]
-    below = [0] * len(table)
-    for state, colour in _COLOURS.items():
-        if state in table.columns:
-            axes.bar(names, table[state], bottom=below, color=colour, label=state)
-            below = [low + high for low, high in zip(below, table[state], strict=True)]
-    axes.set_ylabel("messages")
-    axes.legend()
-
-
-def _depth(axes: Any, table: pd.DataFrame) -> None:
-    _bars(axes, table.set_index("partition"))
-    axes.set_xlabel("partition")
-
-
-def _latency(axes: Any, table: pd.DataFrame) -> None:
-    names = [f"{100 * quantile:g} %" for quantile in table["quantile"]]
-    for column in ("waiting_ms", "processing_ms", "total_ms"):
-        times = table[column].astype("float64")  # all of them may be null
-        axes.plot(names, times.clip(lower=1), marker="o", label=column)
-    axes.set_yscale("log")
-    axes.set_ylabel("ms")
-    axes.legend()
-
-
-def _reasons(axes: Any, table: pd.DataFrame) -> None:
-    axes.barh([str(reason)[:60] for reason in table["reason"]], table["messages"], color="#636363")
-    axes.invert_yaxis()
-    axes.set_xlabel("dead letters")
-
-
-_PLOTS = {
-    "depth": _depth,
-    "ages": lambda axes, table: _stacked(axes, table, "at_most_s"),
-    "attempts": lambda axes, table: _stacked(axes, table, "attempts"),
-    "latency": _latency,
-    "reasons": _reasons,
-}
+def _draw(axes: Any, name: str, table: pd.DataFrame) -> None:
+    if name == "latency":
+        times = table.set_index(table["quantile"].map("{:.0%}".format))
+        times = times[["waiting_ms", "processing_ms", "total_ms"]].astype("float64")  # all may be null
+        ticks = range(len(times))
+        times.clip(lower=1).plot.line(ax=axes, marker="o", logy=True, ylabel="ms", xticks=ticks)
+    elif name == "reasons":
+        counts = table.set_index(table["reason"].astype(str).str[:60])["messages"]
+        counts.plot.barh(ax=axes, color="#636363").set(xlabel="dead letters", ylabel="")
+        axes.invert_yaxis()
+    else:  # a bar for each partition, age or count, with a part for each state
+        if name == "depth":
+            bars = table.set_index("partition")
+        else:
+            by = {"ages": "at_most_s", "attempts": "attempts"}[name]
+            bars = table.pivot_table("messages", by, "state", aggfunc="sum", fill_value=0)
+        bars = bars[[state for state in _COLOURS if state in bars.columns]]
+        bars.plot.bar(ax=axes, stacked=True, color=_COLOURS, rot=0, ylabel="messages")

@@ -1,19 +1,18 @@
 """Finds the message that makes a query fail, so that no other message loses an attempt. Pure: no I/O.
 
-When a micro-batch fails behind process() or take(), because of an expression or the sink, nobody knows which
+When a micro-batch fails behind process() or take(), because of an expression or the sink, it is unknown which
 of its messages was the cause, or whether any was: the sink may be away. An *attempt* is a delivery that
-counts towards the queue's max_redeliveries; *progress* is the sum of the offsets that the queue's group has
-committed. The rules:
+counts towards the queue's max_redeliveries. The *progress* of a queue is the sum of the offsets that its
+group has committed: it grows with each micro-batch that succeeds. The rules:
 
 1. When a query fails, the messages that it has taken stay in flight for its next run, and lose no attempt.
-2. The next run has the same micro-batch. If the micro-batch fails again, and none has succeeded since, half
-   of its messages (by chance the lower or the upper ones) are given back at each restart. That is no attempt;
-   the messages come again in later micro-batches. So each run hands out half as many messages as the run
-   before, until the micro-batch succeeds, or has one message only.
-3. The messages of a failed micro-batch are remembered, with the progress at that time.
-   (Those of a micro-batch above MAX_REMEMBERED_BATCH are not; its halves are smaller.) A message that failed
-   alone is given back. If a micro-batch has succeeded since the message was remembered, this is a failed
-   attempt, with the query's error as its reason; else it is no attempt.
+2. The next run repeats the micro-batch. If it fails again, and none has succeeded since, half of its messages
+   (by chance the lower or the upper ones) are given back at each restart, which is no attempt; they come
+   again in later micro-batches. So each run hands out half as many messages as the run before, until the
+   micro-batch succeeds, or has one message only.
+3. The messages of a failed micro-batch are remembered, with the progress at that time (unless they are more
+   than MAX_REMEMBERED_BATCH; its halves are smaller). A message that failed alone is given back. That is an
+   attempt if a micro-batch has succeeded since the message was remembered, else it is none.
 
 So while the sink is away, no message loses an attempt, however long that lasts. A message that the sink
 refuses while it takes others becomes a dead letter.
@@ -26,20 +25,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from kmqpy.kafka.places import Place
 
 FAILED_PREFIX = "the query failed: "
-"""The reason of a message that a failed query has left in flight begins with this text."""
+"""Begins the reason of a message that a failed query has left in flight."""
 
 MIN_RERUN_WAIT_MS = 7_200_000
-"""The messages of a failed query stay leased for its next run at least this long, in ms, if the queue's
-max_lease_ms allows it: a job may run once an hour."""
+"""The messages of a failed query stay leased for its next run at least this long, if the queue's max_lease_ms
+allows it: a job may run once an hour."""
 
 MAX_REMEMBERED = 20_000
 """The most messages in the memory; the oldest are forgotten, as if they had not failed."""
+MAX_REMEMBERED_BATCH = 5_000
 
 LAST_FAILURE: Place = (-1, -1)
 """The key in the memory, in place of a message, of the progress when a micro-batch failed last."""
-
-MAX_REMEMBERED_BATCH = 5_000
-"""The most messages of a failed micro-batch that is remembered; those of a larger one are not."""
 
 
 def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place], Sequence[Place]]:
@@ -57,8 +54,7 @@ def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place
 def remember(failed: Iterable[Place], progress: int, remembered: Mapping[Place, int]) -> Mapping[Place, int]:
     """Return the memory after a failed micro-batch: for each message, the progress at its first failure.
 
-    failed      the messages of the micro-batch, each by the place of its first copy: redeliveries keep that
-    progress    the progress of the queue's group now; it grows when a micro-batch succeeds
+    failed  the messages of the micro-batch, each by the place of its first copy: redeliveries keep that
     """
     known = {message: first for message, first in remembered.items() if message != LAST_FAILURE}
     new = {message: progress for message in failed if message not in known}

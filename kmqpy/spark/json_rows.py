@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import error_line
-from kmqpy.spark.frame_function import ERROR, REJECT
+from kmqpy.spark.functions import ERROR, REJECT
 from kmqpy.spark.sinks.limits import Limit, Test, holds, is_infinite, somewhere
 
 BODY_SCHEMA = "value binary"
@@ -205,4 +205,4 @@ def _parsed(text: Column, fields: Sequence[StructField]) -> Column:
 
 
 def _mismatch(field: StructField) -> str:
-    return f"{field.name} is no {field.dataType.simpleString()}"
+    return f"{field.name} is not of type {field.dataType.simpleString()}"

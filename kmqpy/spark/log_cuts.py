@@ -1,7 +1,7 @@
 """Finds the messages that markers name where the log of the queue was cut back (rule R39 of docs/rules.md).
 
-Behind a cut, clients of kmqpy name messages by numbers (see kmqpy.kafka.markers.log_cuts), and other clients,
-Spark among them, by offsets. Rows of the state name all by their offsets.
+Behind a cut, clients of kmqpy name messages by numbers (see kmqpy.kafka.markers.log_cuts), others and Spark
+by offsets, as rows of the state do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OFFSET_MASK = offset_of(2**63 - 1)
 
 
 def offset_column(number: Column) -> Column:
-    """The offset at which the message with this number stands, or stood; -1 is no number."""
+    """The offset at which the message with this number stands, or stood; -1 stays."""
     return F.when(number < 0, number).otherwise(number.bitwiseAND(F.lit(_OFFSET_MASK)))
 
 
@@ -42,8 +42,8 @@ def by_offset(rows: DataFrame, cuts: Cuts) -> DataFrame:
     """Rows that name messages by the numbers in `offset`, as rows with their offsets.
 
     Leaves out messages that stood behind a cut in the former log. An offset instead of a number names the
-    message of the former log up to the tick that tells of the cut, and that of the log behind it from there
-    on. Rows without the columns of with_told() name messages by numbers only.
+    message of the former log up to the tick that tells of the cut, and a new one behind that. Rows without
+    the columns of with_told() name messages by numbers only.
     """
     offset = offset_column(F.col("offset"))
     base = F.col("offset") - offset

@@ -9,44 +9,118 @@ redelivers messages that fail, and dead-letters those that keep failing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.errors import ConfigError, Unfinished
+from kmqpy.errors import ConfigError, KmqError, Unfinished
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
-from kmqpy.spark.checkpoint import error_line
-from kmqpy.spark.frame_function import FrameFunction
+from kmqpy.spark.acknowledge import OnSkipped
+from kmqpy.spark.checkpoint import error_line, identity_of
+from kmqpy.spark.functions import FrameFunction
 from kmqpy.spark.portable import portable
 from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
-from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.files import text_options
-from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.limits import Limit
 from kmqpy.spark.sinks.origin import MESSAGE_COLUMNS, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
-from kmqpy.spark.skipped import OnSkipped
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
 VIEW = "rows"
-"""The name of a view of the rows in the sink. write_aggregate() runs a query of this view, and writes the
-query's result, the *aggregate*, to the sink's path with `-aggregate` behind it."""
+"""The name, in an aggregate, of a view of the rows in the sink."""
 
 _STALL_TIMEOUT_S = 120.0
-"""With `drain`, run_pipeline() raises Unfinished when the counts of the queue have not changed for this long,
-in seconds."""
+"""With `drain`, Unfinished is raised when the counts of the queue have not changed for this long."""
 _POLL_S = 0.5
+_BATCH_POLL_S = 0.05
+_COUNT_INTERVAL_S = 5.0
+"""Seconds from one count of the queue's messages to the next: a count reads markers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of a run of the pipeline: messages processed, and messages left.
+
+    messages      that this run has processed, failed ones included
+    per_s         messages per second in the last micro-batch
+    behind        messages waiting or in flight; None if they could not be counted
+    dead_letters  of the queue, neither redriven nor purged; None if they could not be counted
+    """
+
+    messages: int = 0
+    per_s: float = 0.0
+    behind: int | None = None
+    dead_letters: int | None = None
+
+
+class ProgressWatch:
+    """Follows the queries of one run, one after the other, and calls `tell` with the Progress of the run."""
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        tell: Callable[[Progress], None] | None,
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._tell = tell
+        self._clock = clock
+        self._messages = 0
+        self._per_s = 0.0
+        self._seen_batch_id = -1
+        self._counts: tuple[int | None, int | None] = None, None
+        self._count_at = 0.0
+
+    def look(self, query: StreamingQuery) -> None:
+        """Add the micro-batches that `query` has finished since the last look, and call `tell`."""
+        if self._tell is None:
+            return
+        for batch in query.recentProgress:
+            if batch["batchId"] > self._seen_batch_id:
+                self._seen_batch_id = batch["batchId"]
+                self._messages += batch["numInputRows"]
+                self._per_s = batch["processedRowsPerSecond"]
+        if self._clock.monotonic() >= self._count_at:
+            self._counts = None, None
+            with suppress(KmqError):  # the run goes on: its query raises what is wrong
+                found = stats.queue_stats(self._connection, self._queue)
+                self._counts = found.depth + found.in_flight, found.dead_letters
+            self._count_at = self._clock.monotonic() + _COUNT_INTERVAL_S
+        behind, dead_letters = self._counts
+        self._tell(
+            Progress(messages=self._messages, per_s=self._per_s, behind=behind, dead_letters=dead_letters)
+        )
+
+
+def finish_batch(query: StreamingQuery, clock: Clock) -> None:
+    """Wait until the micro-batch of `query` that runs now has ended; returns at once if none runs.
+
+    If the query were stopped in the middle of it, its messages would stay in flight until their leases end.
+    """
+
+    def last_batch_id() -> int | None:
+        found = query.lastProgress
+        return None if found is None else int(found["batchId"])
+
+    before = last_batch_id()
+    while query.isActive and query.status["isTriggerActive"] and last_batch_id() == before:
+        clock.sleep(_BATCH_POLL_S)
 
 
 def run_pipeline(
@@ -69,23 +143,32 @@ def run_pipeline(
 ) -> bool:
     """Process the messages that the queue holds now, and acknowledge those whose rows were written.
 
-    Returns False if the pipeline was stopped.
+    Args:
+        spark: A session made ready by configure_spark_with_kmq.
+        queue: The queue's name, or its settings.
+        connection: Kafka.
+        schema: Of the rows, as `id long, total double`; kmqpy adds the columns original_partition,
+            original_offset and original_row.
+        sink: Where the rows go.
+        function: See KmqSpark.process; without one, bodies are JSON objects with the columns as fields.
+        drain: Go on until the queue is empty, with messages that arrive or are redelivered meanwhile. Needs a
+            tracker.
+        follow: Go on until the pipeline is stopped.
+        stop: Called every second; when it returns True, the pipeline ends after the present micro-batch.
+        progress: Called every second with the Progress.
+        on_skipped: See KmqSpark: the pipeline goes on behind messages that were deleted before it read them.
+        trigger: With `follow`: the time from one micro-batch to the next, by default in seconds; a longer one
+            makes fewer, larger files.
+        max_batch: Most messages of a micro-batch, which must be written within the lease.
+        lease: See KmqSpark.process.
+        clock: For tests.
 
-    schema    of the rows, as `id long, total double`; kmqpy adds the columns ORIGIN (sinks/origin.py)
-    function  see KmqSpark.process; without one, bodies are JSON objects, and their fields become the columns
-    drain     go on until the queue is empty, with messages that arrive or are redelivered meanwhile. Needs a
-              tracker
-    follow    go on until the pipeline is stopped
-    stop      called every second; when it returns True, the pipeline ends after the present micro-batch
-    progress  called every second with the Progress
-    on_skipped
-              see KmqSpark: the pipeline goes on behind messages that were deleted before it read them
-    trigger   with `follow`: the time from one micro-batch to the next; a longer one makes fewer, larger files
-    max_batch
-              most messages of a micro-batch, which must be written within the lease
+    Returns:
+        False if the pipeline was stopped.
 
-    Raises ConfigError for an invalid schema, and for a sink that can't hold its rows. Raises Unfinished if,
-    with `drain`, the counts of the queue do not change for two minutes; and what KmqSpark.process raises.
+    Raises:
+        ConfigError: The schema is invalid, or the sink can't hold its rows.
+        Unfinished: With `drain`, the counts of the queue have not changed for two minutes.
     """
     fields, trigger_ms = parse_schema(spark, schema), duration_ms(trigger, "trigger")
     wanted, target, checkpoint = with_origin(fields), target_of(sink, connection), checkpoint_of(sink)
@@ -104,11 +187,8 @@ def run_pipeline(
                 run = identity_of(spark, checkpoint)
                 target.take_over(run)
             writer = writer.foreachBatch(partial(target.write, run=run))
-            if follow:
-                writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
-            else:
-                writer = writer.trigger(availableNow=True)
-            query = writer.start()
+            pace = {"processingTime": f"{trigger_ms} milliseconds"} if follow else {"availableNow": True}
+            query = writer.trigger(**pace).start()
             try:
                 while not kmq.await_termination(query, timeout=1):
                     watch.look(query)
@@ -125,7 +205,7 @@ def run_pipeline(
 
 
 def written(spark: SparkSession, sink: Sink, schema: str, connection: KafkaConnection) -> DataFrame:
-    """The rows of this schema that pipelines have written to a sink."""
+    """The rows of this schema that pipelines have written to a sink; raises ConfigError, NotSupported."""
     return target_of(sink, connection).read(spark, with_origin(parse_schema(spark, schema)))
 
 
@@ -181,10 +261,7 @@ def _rows(
 def _wait_for_more(
     connection: KafkaConnection, queue: QueueSettings, stopped: Callable[[], bool], clock: Clock
 ) -> bool:
-    """Wait until messages can be processed; returns False if the queue is empty or the pipeline is stopped.
-
-    Raises Unfinished if the counts of the queue do not change for _STALL_TIMEOUT_S.
-    """
+    """Wait until messages can be processed; returns False if the queue is empty, or at a stop."""
     before: tuple[int, int] | None = None
     deadline = clock.monotonic()
     while not stopped():

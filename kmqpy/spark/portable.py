@@ -26,14 +26,11 @@ TEXT_OPTIONS = {
 def portable(spark: SparkSession) -> Iterator[None]:
     """Give the session SETTINGS, and put back what it had."""
     before = {name: str(spark.conf.get(name)) for name in SETTINGS}
-    _set(spark, SETTINGS)
+    changed = {name: value for name, value in before.items() if value != SETTINGS[name]}
+    for name in changed:
+        spark.conf.set(name, SETTINGS[name])
     try:
         yield
     finally:
-        _set(spark, before)
-
-
-def _set(spark: SparkSession, settings: dict[str, str]) -> None:
-    for name, value in settings.items():
-        if spark.conf.get(name) != value:
+        for name, value in changed.items():
             spark.conf.set(name, value)

@@ -22,22 +22,18 @@ from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
 from kmqpy.errors import ConfigError
-from kmqpy.kafka import partition_reader
-from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import check_topics
 from kmqpy.kafka.topics import Topics
-from kmqpy.spark.acknowledge import Acknowledger
+from kmqpy.spark.acknowledge import Acknowledger, OnSkipped, SkippedMessages
 from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import DEFAULT_BACKOFF, FailurePolicy
-from kmqpy.spark.frame_function import FrameFunction
-from kmqpy.spark.records import check_options, own_partition, stream_topic
+from kmqpy.spark.functions import FrameFunction, RowFunction
+from kmqpy.spark.records import check_options, committed_starts, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
-from kmqpy.spark.row_function import RowFunction
 from kmqpy.spark.session import enlarge_arrow_batches
-from kmqpy.spark.skipped import OnSkipped, SkippedMessages
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
 from kmqpy.spark.taker import for_executors
@@ -56,8 +52,6 @@ NEEDED_COLUMNS = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
 MAX_OFFSETS_PER_TRIGGER = 500_000
 """The most messages of a micro-batch by default; the next micro-batch has the others."""
 DEFAULT_LEASE_S = 300.0
-_QUEUE_FILE = "kmq"
-"""The file in a checkpoint that names the queue of the checkpoint."""
 
 
 def parse_schema(spark: SparkSession, schema: StructType | str) -> StructType:
@@ -69,7 +63,7 @@ def parse_schema(spark: SparkSession, schema: StructType | str) -> StructType:
         to_arrow_schema(found, timezone="UTC")
     except (PySparkException, Py4JError) as error:
         raise ConfigError(
-            f"schema: {schema!r} is none; write it like 'id long, total double' ({error_line(error)})"
+            f"schema: invalid schema {schema!r}: write it like 'id long, total double' ({error_line(error)})"
         ) from None
     return found
 
@@ -99,7 +93,7 @@ class Processing:
         self.queue = queue
         self.options = options
         self._acknowledger: Acknowledger | None = None
-        self._on_skipped = on_skipped or (lambda _: None)
+        self._on_skipped = on_skipped
 
     def read_stream(
         self,
@@ -117,24 +111,29 @@ class Processing:
         A query goes on behind messages that Kafka has deleted before it has read them (a purge, retention),
         and logs an error that says which. The option failOnDataLoss="true" has it fail instead.
 
-        start                    where a query without a checkpoint begins: at the offsets that the group has
-                                 committed ("committed"), or at an end of the log ("earliest", "latest")
-        max_offsets_per_trigger  most messages of a micro-batch, which must be done within their leases
-        options                  of Spark's `kafka` source; they take precedence over those made here
+        Args:
+            start: Where a query without a checkpoint begins: at the offsets that the group has committed
+                ("committed"), or at an end of the log ("earliest", "latest").
+            max_offsets_per_trigger: Most messages of a micro-batch, which must be done within their leases.
+            options: Of Spark's `kafka` source; they take precedence over those made here.
+
+        Raises:
+            ConfigError: An argument is invalid.
         """
         if start not in get_args(Start):
-            raise ConfigError(f"start: {start!r} is none of {', '.join(get_args(Start))}")
+            raise ConfigError(f"start: unknown value {start!r}: use {', '.join(get_args(Start))}")
         check_options(options)
         given = {**self.options, **(options or {})}
-        if max_offsets_per_trigger is not None:
-            whole = isinstance(max_offsets_per_trigger, int) and not isinstance(max_offsets_per_trigger, bool)
-            if not whole or not 0 < max_offsets_per_trigger < 2**63:
-                raise ConfigError(
-                    f"max_offsets_per_trigger: {max_offsets_per_trigger!r} is no whole number above 0"
-                )
-            given["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
-        read = stream_topic(self.spark, given, self.queue.name, self._starting_offsets(start))
-        return self._with_columns(read)
+        if (most := max_offsets_per_trigger) is not None:
+            if not isinstance(most, int) or isinstance(most, bool) or not 0 < most < 2**63:
+                raise ConfigError(f"max_offsets_per_trigger: must be a whole number above 0, not {most!r}")
+            given["maxOffsetsPerTrigger"] = str(most)
+        starting: str = start
+        if start == "committed":
+            topics = Topics(self.connection).check(self.queue)
+            offsets = committed_starts(self.connection, self.queue, topics)
+            starting = json.dumps({self.queue.name: {str(p): offset for p, offset in offsets.items()}})
+        return self._with_columns(stream_topic(self.spark, given, self.queue.name, starting))
 
     def process(
         self,
@@ -161,12 +160,17 @@ class Processing:
         When `function` raises, it is called again with each half of the messages, down to single messages, so
         that only those messages fail that make it raise. To drop messages that are done, filter the result.
 
-        lease    seconds until a message that was taken and not acknowledged is redelivered. It must be longer
-                 than a micro-batch takes, with its sink
-        backoff  how long a failed message waits; by default as long as the queue's `retry_delays` say, if it
-                 has any
+        Args:
+            df: A stream of messages: read_stream().
+            function: Called on executors.
+            schema: The columns of the result.
+            lease: Seconds until a message that was taken and not acknowledged is redelivered. It must be
+                longer than a micro-batch takes, with its sink.
+            backoff: How long a failed message waits; by default as long as the queue's `retry_delays` say, if
+                it has any.
 
-        Raises ConfigError when `df` is no stream, or lacks columns of read_stream().
+        Raises:
+            ConfigError: `df` is not a stream or lacks columns of read_stream(), or an argument is invalid.
         """
         return self._process(df, function, schema, lease, backoff, by_row=False)
 
@@ -191,22 +195,22 @@ class Processing:
     def take(self, df: DataFrame, *, lease: Duration = DEFAULT_LEASE_S) -> DataFrame:
         """Take the messages of `df`; any expressions of Spark may follow.
 
-        Returns the rows of `df` whose messages are handed out, with one more column, `kmq_message`. It says
-        which message a row belongs to: keep it for write_stream(ok=…). Payloads stay in the JVM.
-
         A message whose rows are filtered out is done, too. A message that becomes several rows is done when
         all of them are ok. An expression that raises ends the query: use try_cast() and the like.
 
-        lease  as for process()
+        Args:
+            df: A stream of messages: read_stream().
+            lease: As for process().
 
-        Raises ConfigError when `df` is no stream, or lacks columns of read_stream().
+        Returns:
+            The rows of `df` whose messages are handed out, with one more column, `kmq_message`. It says which
+            message a row belongs to: keep it for write_stream(ok=…). Payloads stay in the JVM.
+
+        Raises:
+            ConfigError: `df` is not a stream, or lacks columns of read_stream().
         """
         lease_ms = self._lease_ms(df, lease, "take")
-        task = TakeTask(
-            queue=self.queue,
-            connection=for_executors(self.connection),
-            lease_ms=lease_ms,
-        )
+        task = TakeTask(queue=self.queue, connection=for_executors(self.connection), lease_ms=lease_ms)
         enlarge_arrow_batches(df.sparkSession)
         return with_taken(df, task, self._watched_metric())
 
@@ -221,28 +225,31 @@ class Processing:
     ) -> DataStreamWriter:
         """Return `out.writeStream` with this checkpoint, which must be of this queue, or new.
 
-        ok       after take(): rows for which it is not true are not written. Their messages are given back
-                 when the sink has committed the other rows
-        reason   why the message of such a row has failed; a dead letter keeps it
-        backoff  how long such a message waits, or a message that made a query fail alone
-
         If a query has failed more than once, half of the messages that it left in flight are given back, so
         that further runs find the message that makes it fail: see docs/spark.md.
 
-        `ok` and `reason` are expressions, or names of columns. Columns named kmq_… are not written.
+        Args:
+            out: What process() or take() has returned, and what was made of it. Columns named kmq_… are not
+                written.
+            checkpoint: The folder of Spark's checkpoint.
+            ok: After take(), an expression or the name of a column: rows for which it is not true are not
+                written. Their messages are given back when the sink has committed the other rows.
+            reason: Likewise: why the message of such a row has failed; a dead letter keeps it.
+            backoff: How long such a message waits, or a message that made a query fail alone.
 
-        Raises ConfigError for a checkpoint of another queue, or of a topic that was deleted since: the
-        offsets in it would mean other messages.
+        Raises:
+            ConfigError: The checkpoint is of another queue, or of a topic that was deleted since: the offsets
+                in it would mean other messages. Or an argument is invalid.
         """
         _check_backoff(backoff)
         if ok is None and reason is not None:
             raise ConfigError("write_stream: reason without ok; ok says which rows have failed")
         topic = Topics(self.connection).check(self.queue).queue
-        bind_checkpoint(self.spark, checkpoint, _QUEUE_FILE, self.queue.name, {"topic_id": topic.topic_id})
+        bind_checkpoint(self.spark, checkpoint, self.queue.name, topic.topic_id)
         if self._acknowledger is not None:
             if self._acknowledger.skipped is not None:
                 self._acknowledger.skipped.look()
-            self._acknowledger.split_failed(backoff, RememberedFailures(self.spark, checkpoint))
+            self._acknowledger.leftovers.split(backoff, RememberedFailures(self.spark, checkpoint))
         if ok is not None:
             policy = FailurePolicy(queue=self.queue, backoff=backoff)
             out = only_ok(out, ok, reason, self._watched_metric(policy))
@@ -253,10 +260,16 @@ class Processing:
     def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool:
         """Wait until `query` has ended, and the messages that it has written are acknowledged.
 
-        Returns False if the query still runs after `timeout` seconds (a whole number, as Spark requires).
+        Args:
+            query: A query on what write_stream() has returned.
+            timeout: Seconds, a whole number, as Spark requires; None waits for the end.
 
-        Raises the error with which the query failed, and ConfigError if the query was refused: its plan has
-        stateful operators.
+        Returns:
+            False if the query still runs after `timeout` seconds.
+
+        Raises:
+            ConfigError: The query was refused: its plan has stateful operators.
+            StreamingQueryException: The query failed.
         """
         try:
             ended = query.awaitTermination(timeout) if timeout is not None else query.awaitTermination()
@@ -273,7 +286,8 @@ class Processing:
     def close(self) -> None:
         """Write the last end markers, and stop listening: messages of running queries are not acknowledged.
 
-        Raises ConfigError if a query was refused, and await_termination() has not raised that error.
+        Raises:
+            ConfigError: A query was refused, and await_termination() has not raised that error.
         """
         acknowledger, self._acknowledger = self._acknowledger, None
         if acknowledger is not None:
@@ -318,13 +332,12 @@ class Processing:
             by_row=by_row,
         )
         enlarge_arrow_batches(df.sparkSession)
-        name = self._watched_metric()
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
         return (
             df.withColumn("partition", own_partition(self.queue.name))
             .drop("topic")
             .mapInArrow(task, both)
-            .observe(name, F.collect_list(REPORT).alias(REPORTS))
+            .observe(self._watched_metric(), F.collect_list(REPORT).alias(REPORTS))
             .where(F.col(REPORT).isNull())
             .drop(REPORT)
         )
@@ -358,8 +371,7 @@ class Processing:
         if self._acknowledger is None:
             topics = Topics(self.connection).check(self.queue)
             check_topics(self.queue, topics, self.connection)
-            skipped = SkippedMessages(self.connection, self.queue, topics.partitions)
-            skipped.on_skipped = self._on_skipped
+            skipped = SkippedMessages(self.connection, self.queue, topics.partitions, self._on_skipped)
             self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, topics.ids, skipped)
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name, policy)
@@ -372,13 +384,7 @@ class Processing:
             number(header_text(name)) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET, DELIVER_AT)
         )
         return records.select(
-            "key",
-            "value",
-            "headers",
-            "topic",
-            "partition",
-            "offset",
-            "timestamp",
+            *("key", "value", "headers", "topic", "partition", "offset", "timestamp"),
             F.least(count + 1, F.lit(MAX_ATTEMPTS)).cast("int").alias("attempts"),
             F.coalesce(partition.try_cast("int"), "partition").alias("original_partition"),
             F.coalesce(offset, "offset").alias("original_offset"),
@@ -396,18 +402,7 @@ class Processing:
         # Nullable: a report is a row without values, and nothing looks for nulls within the values of a row.
         return schema.toNullable()
 
-    def _starting_offsets(self, start: Start) -> str:
-        if start != "committed":
-            return start
-        topics = Topics(self.connection).check(self.queue)
-        partitions = topics.partitions
-        commits = commits_in_log(self.connection, self.queue, range(partitions), topics.ids)
-        logs = partition_reader.bounds(self.connection, self.queue.name, range(partitions))
-        # A purge may have deleted the messages from a committed offset on.
-        offsets = {str(p): max(commits[p].offset if p in commits else 0, low) for p, (low, _) in logs.items()}
-        return json.dumps({self.queue.name: offsets})
-
 
 def _check_backoff(backoff: Backoff) -> None:
     if not isinstance(backoff, Backoff):
-        raise ConfigError(f"backoff: {backoff!r} is no Backoff")
+        raise ConfigError(f"backoff: must be a Backoff, not {backoff!r}")

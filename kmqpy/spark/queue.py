@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import TopicError
+from kmqpy.errors import ConfigError, NotSupported, TopicError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import state
+from kmqpy.spark.acknowledge import OnSkipped
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing
-from kmqpy.spark.reading import checked_states, within
-from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
+from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic, take_snapshot
 from kmqpy.spark.session import check_version
-from kmqpy.spark.skipped import OnSkipped
-from kmqpy.spark.snapshot import take_snapshot
 from kmqpy.spark.state import State
 from kmqpy.spark.state_table import StateTable
 
@@ -30,23 +28,25 @@ from kmqpy.spark.state_table import StateTable
 class KmqSpark(Processing):
     """One queue: `KmqSpark(spark, "host:9092", queue="jobs").depth().show()`.
 
-    spark      a session made ready by configure_spark_with_kmq, also one of Spark Connect
-    bootstrap  Kafka, `host:port[,host:port]`, or a KafkaConnection, which has settings of security
-    queue      the queue's name, or QueueSettings; fields that you leave out come from the queue's stored
-               settings, and fields that contradict them raise ConfigError
-    options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
-
-    on_skipped
-               called, in a thread of Spark's listeners, with the number of offsets that a query of
-               read_stream() has skipped, because Kafka had deleted their messages (a purge, retention)
-
     A frame of the queue's state shows the queue as it was when the method was called, whenever and however
-    often the frame is evaluated. Reading the state joins no consumer group and writes nothing. Processing has
-    the methods that process messages.
+    often the frame is evaluated. Reading the state joins no consumer group and writes nothing. The methods
+    raise QueueNotFound, TopicError, Unavailable, and ConfigError when the session lacks the Kafka connector.
 
-    The constructor raises Unavailable, and ConfigError for another version of Spark and for invalid settings.
-    The methods raise QueueNotFound, TopicError, Unavailable, and
-    ConfigError when the session lacks the Kafka connector.
+    Args:
+        spark: A session made ready by configure_spark_with_kmq, which may be one of Spark Connect.
+        bootstrap: Kafka, `host:port[,host:port]`, or a KafkaConnection, which has settings of security.
+        queue: The queue's name, or QueueSettings; fields that you leave out come from the queue's stored
+            settings, and fields that contradict them raise ConfigError.
+        options: For Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client.
+        on_skipped: Called, in a thread of Spark's listeners, with the number of offsets that a query of
+            read_stream() has skipped, because Kafka had deleted their messages (a purge, retention).
+        clock: For tests.
+
+    Raises:
+        ConfigError: Another version of Spark, or invalid settings.
+        NotSupported: A queue with lanes, each of which needs an object of its own:
+            `KmqSpark(spark, bootstrap, lane)` for each of `QueueSettings.lanes_apart()`.
+        Unavailable: Kafka does not answer.
     """
 
     def __init__(
@@ -64,6 +64,11 @@ class KmqSpark(Processing):
             bootstrap if isinstance(bootstrap, KafkaConnection) else KafkaConnection(bootstrap=bootstrap)
         )
         settings = settings_of(queue, connection)
+        if len(settings.lanes()) > 1:
+            raise NotSupported(
+                f"queue: {settings.name!r} has lanes, and Spark reads one; make an object for each of "
+                "QueueSettings.lanes_apart()"
+            )
         super().__init__(spark, connection, settings, kafka_options(connection, options), on_skipped)
         self._clock = clock
 
@@ -71,35 +76,38 @@ class KmqSpark(Processing):
         """A row for each message in the queue topic.
 
         A copy, which a tracker has appended to redeliver a message, is a message and has a row of its own.
-
-        partition, offset
-        timestamp        when it was appended
-        first_enqueued   when the message was first sent
-        state            pending, in_flight, overdue, processed, redelivered, dead (kmqpy.spark.State)
-        attempts         deliveries so far, those of earlier copies included
-        in_flight_state  while it is in flight: leased, delayed, released (given back) or dead (to be
-                         dead-lettered); the state of a `delayed` message is pending until its delay is over
-        taken_at         when it was last taken
-        due_at           while it is in flight: when its lease or delay is over; null: never
-        ended_at         when it was acknowledged, redelivered or dead-lettered
-
         The clock of this machine decides what is `overdue`. JVM trackers don't mark their end markers as
         theirs: messages that they redeliver or dead-letter are `processed` here.
+
+        Returns:
+            A frame with the columns
+
+            - partition, offset
+            - timestamp: when it was appended
+            - first_enqueued: when the message was first sent
+            - state: pending, in_flight, overdue, processed, redelivered, dead (kmqpy.spark.State)
+            - attempts: deliveries so far, those of earlier copies included
+            - in_flight_state: while it is in flight: leased, delayed, released (given back) or dead (to be
+              dead-lettered); the state of a `delayed` message is pending until its delay is over
+            - taken_at: when it was last taken
+            - due_at: while it is in flight: when its lease or delay is over; null: never
+            - ended_at: when it was acknowledged, redelivered or dead-lettered
         """
         snapshot = take_snapshot(self.connection, self.queue)
         dead = snapshot.topics.dead_letters
-        return state.message_states(
-            read_topic(self.spark, self.options, self.queue.name, snapshot.queue),
-            read_topic(self.spark, self.options, self.queue.markers_topic, snapshot.markers),
+        found = state.outcomes(
+            self._read(self.queue.name, snapshot.queue),
+            decode_markers(
+                self._read(self.queue.markers_topic, snapshot.markers), with_cuts=bool(snapshot.cuts)
+            ),
             None if dead is None else self._dead_letters(dead.name, snapshot.dead_letters),
-            now_ms=self._clock.wall_ms(),
             count_header=self.queue.redelivery_count_header,
-            committed=snapshot.committed,
             ends=snapshot.ends,
             max_lease_ms=self.queue.max_lease_ms,
             max_delay_ms=self.queue.max_delay_ms,
             cuts=snapshot.cuts,
         )
+        return state.described(found, self._clock.wall_ms(), snapshot.committed)
 
     def read(
         self,
@@ -110,38 +118,63 @@ class KmqSpark(Processing):
     ) -> DataFrame:
         """The messages in the queue topic, acknowledged or not, with their bodies; a batch frame.
 
-        since, until  only messages that were appended at `since` or later, and before `until`; these are
-                      datetimes with a time zone
-        state         only messages in this state, or in one of these (kmqpy.spark.State)
+        Takes no message and writes no marker.
 
-        The columns are those of read_stream(), and `state` if that argument is given: then the markers are
-        read, too. Takes no message and writes no marker. Raises ConfigError for an invalid argument.
+        Args:
+            since: Only messages that were appended then or later; a datetime with a time zone.
+            until: Only messages that were appended before; a datetime with a time zone.
+            state: Only messages in this state, or in one of these (kmqpy.spark.State).
+
+        Returns:
+            The columns of read_stream(), and `state` if that is given: then the markers are read, too.
+
+        Raises:
+            ConfigError: An argument is invalid.
         """
-        states = checked_states(state)
+        for name, moment in (("since", since), ("until", until)):
+            if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
+                raise ConfigError(f"{name}: must be a datetime with a time zone, not {moment!r}")
+        states = [state] if isinstance(state, str) else list(state or ())
+        for one in states:
+            if one not in list(State):
+                raise ConfigError(f"state: unknown state {one!r}: use {', '.join(State)}")
         topics = Topics(self.connection).check(self.queue)
-        records = read_topic(
-            self.spark, self.options, self.queue.name, self._bounds(self.queue.name, topics.partitions)
+        found = self._with_columns(
+            self._read(self.queue.name, self._bounds(self.queue.name, topics.partitions))
         )
-        found = within(self._with_columns(records), since, until)
-        if states is None:
+        if since is not None:
+            found = found.where(F.col("timestamp") >= _timestamp(since))
+        if until is not None:
+            found = found.where(F.col("timestamp") < _timestamp(until))
+        if state is None:
             return found
-        known = self.messages().select("partition", "offset", "state").where(F.col("state").isin(states))
+        known = (
+            self.messages()
+            .select("partition", "offset", "state")
+            .where(F.col("state").isin([State(one).value for one in states]))
+        )
         return found.join(known, ["partition", "offset"]).select(*found.columns, "state")
 
     def state_table(self, path: str) -> StateTable:
         """The state of the queue as a table of Parquet files, which StateTable.update() brings up to date.
 
-        path  a folder for this table alone: a path, or a URI that Arrow reaches (`s3://`, `gs://`, `hdfs://`)
+        This method reads and writes nothing yet.
 
-        This method reads and writes nothing yet. Raises ConfigError for a place that Arrow can't reach.
+        Args:
+            path: A folder for this table alone: a path, or a URI that Arrow reaches (`s3://`, `gs://`,
+                `hdfs://`).
+
+        Raises:
+            ConfigError: Arrow can't reach the place.
         """
         return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
         """Count the messages of each partition by state, and tell when the oldest pending one was appended.
 
-        messages  the frame of messages() (the default) or StateTable.messages(); here and below. Persist a
-                  frame that you give to several methods
+        Args:
+            messages: The frame of messages() (the default) or StateTable.messages(); here and below. Persist
+                a frame that you give to several methods.
         """
         partitions = Topics(self.connection).check(self.queue).partitions
         numbers = self.spark.range(partitions).select(F.col("id").cast("int").alias("partition"))
@@ -159,23 +192,29 @@ class KmqSpark(Processing):
     ) -> DataFrame:
         """Times of processed messages: a row for each quantile (0 to 1), no row if no message is processed.
 
-        waiting_ms     from when the message, or its last copy, was appended until it was taken
-        processing_ms  from then until it was acknowledged
-        total_ms       from when the message was first sent until it was acknowledged
+        Returns:
+            A frame with the columns quantile and
 
-        Times are the broker's, in ms. The rank of a percentile is off by at most 1 in 10,000. A column leaves
-        out messages of which a time that it needs is not known, because Kafka has deleted their markers, or
-        they were taken late. A column without any known time is null. No row has only nulls.
+            - waiting_ms: from when the message, or its last copy, was appended until it was taken
+            - processing_ms: from then until it was acknowledged
+            - total_ms: from when the message was first sent until it was acknowledged
+
+            Times are the broker's, in ms. The rank of a percentile is off by at most 1 in 10,000. A column
+            leaves out messages of which a time that it needs is not known, because Kafka has deleted their
+            markers, or they were taken late. A column without any known time is null. No row has only nulls.
         """
         return state.latency(self.messages() if messages is None else messages, quantiles)
 
     def undelivered(self, *, stream: bool = False) -> DataFrame:
         """The dead letters that are neither redriven nor purged; with `stream`, all of them as they arrive.
 
-        partition, offset  in the dead-letter topic; its id for `kmq dlq redrive` is "partition-offset"
-        key, body, headers
-        origin_topic, origin_partition, origin_offset   where its last copy was in the queue
-        attempts, reason, first_enqueued, dead_since
+        Returns:
+            A frame with the columns
+
+            - partition, offset: in the dead-letter topic; its id for `kmq dlq redrive` is "partition-offset"
+            - key, body, headers
+            - origin_topic, origin_partition, origin_offset: where its last copy was in the queue
+            - attempts, reason, first_enqueued, dead_since
         """
         dead = dead_letter_queue(self.queue)
         if stream:
@@ -190,10 +229,11 @@ class KmqSpark(Processing):
                     f"queue {self.queue.name!r}: its topic {name!r} does not exist; "
                     f"create it with: kmq queue create {self.queue.name}"
                 )
-        ended = self._read(dead.markers_topic, found[dead.markers_topic].partitions)
+        markers = self._bounds(dead.markers_topic, found[dead.markers_topic].partitions)
         bounds = self._bounds(dead.name, found[dead.name].partitions)
         letters = state.dead_letters_of(self._dead_letters(dead.name, bounds))
-        finished = state.finished(ended, [(partition, end) for partition, (_, end) in bounds.items()])
+        ends = [(partition, end) for partition, (_, end) in bounds.items()]
+        finished = state.finished(self._read(dead.markers_topic, markers), ends)
         return letters.join(finished, ["partition", "offset"], "left_anti")
 
     def markers(self, *, stream: bool = False) -> DataFrame:
@@ -206,14 +246,18 @@ class KmqSpark(Processing):
         if stream:
             return decode_markers(stream_topic(self.spark, self.options, name))
         topics = Topics(self.connection).check(self.queue)
-        return decode_markers(self._read(name, topics.partitions))
+        return decode_markers(self._read(name, self._bounds(name, topics.partitions)))
 
     def _dead_letters(self, topic: str, bounds: Bounds) -> DataFrame:
         """The records of the queue's own dead letters; other queues may have theirs in the same topic."""
-        return state.own_dead_letters(read_topic(self.spark, self.options, topic, bounds), self.queue)
+        return state.own_dead_letters(self._read(topic, bounds), self.queue)
 
-    def _read(self, topic: str, partitions: int) -> DataFrame:
-        return read_topic(self.spark, self.options, topic, self._bounds(topic, partitions))
+    def _read(self, topic: str, bounds: Bounds) -> DataFrame:
+        return read_topic(self.spark, self.options, topic, bounds)
 
     def _bounds(self, topic: str, partitions: int) -> Bounds:
         return partition_reader.bounds(self.connection, topic, range(partitions))
+
+
+def _timestamp(moment: datetime) -> Column:
+    return F.timestamp_micros(F.lit(round(moment.astimezone(UTC).timestamp() * 1_000_000)))

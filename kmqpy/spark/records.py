@@ -1,19 +1,22 @@
-"""Reads topics as DataFrames, through Spark's Kafka source.
-
-kafka_options() translates a KafkaConnection into the options of that source.
-"""
+"""Reads topics as DataFrames, through Spark's Kafka source: with which options, and between which offsets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.group_commits import commits_in_log
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.spark.log_cuts import Cuts
 
 Bounds = Mapping[int, tuple[int, int]]
 """The offsets to read of each partition: the first one, and the one after the last."""
@@ -27,28 +30,26 @@ _TRANSLATED = {
     *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"),
     "ssl.endpoint.identification.algorithm",
 }
-"""Settings of librdkafka that kafka_options() translates for Java."""
 _SECURITY_PREFIXES = ("sasl.", "ssl.", "security.", "enable.ssl.")
-"""Other settings whose names begin like this are refused: to drop them silently could weaken security."""
+"""Other settings whose names begin so are refused: to drop them silently could weaken security."""
 _RESERVED_OPTIONS = {
     *("kafka.isolation.level", "includeheaders", "subscribe", "subscribepattern", "assign"),
     *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
     *("startingtimestamp", "endingtimestamp"),
 }
-"""Options of Spark's Kafka source, in lower case, that users can't set, because kmqpy itself chooses topics,
-offsets, isolation and headers. Values of a user could make Spark read aborted records, or other topics or
-offsets, or leave out headers."""
+"""Options that kmqpy itself sets, in lower case. Others could make Spark read aborted records, other topics,
+other offsets, or no headers."""
 
 
 def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:
     """The committed records within `bounds`; records that retention deletes meanwhile are left out."""
-    reader = spark.read.format("kafka").options(
-        **{"failOnDataLoss": "false", **options},
-        assign=_by_topic(topic, list(bounds)),
-        startingOffsets=_by_topic(topic, {str(p): first for p, (first, _) in bounds.items()}),
-        endingOffsets=_by_topic(topic, {str(p): end for p, (_, end) in bounds.items()}),
-    )
-    return _loaded(reader)
+    given = {
+        "assign": list(bounds),
+        "startingOffsets": {str(p): first for p, (first, _) in bounds.items()},
+        "endingOffsets": {str(p): end for p, (_, end) in bounds.items()},
+    }
+    own = {name: json.dumps({topic: value}) for name, value in given.items()}
+    return _loaded(spark.read.format("kafka").options(**{"failOnDataLoss": "false", **options, **own}))
 
 
 def stream_topic(
@@ -66,11 +67,7 @@ def stream_topic(
 
 
 def own_partition(topic: str) -> Column:
-    """The partition of each row of `topic`; null in rows of other topics.
-
-    A null tells the Python functions on the executors that a row is not of the queue. So Spark need not send
-    them the column `topic`.
-    """
+    """The partition of each row of `topic`; null in others, so that executors need no column `topic`."""
     return F.when(F.col("topic") == topic, F.col("partition"))
 
 
@@ -80,7 +77,7 @@ def check_options(options: Mapping[str, str] | None) -> None:
         if name.lower() in _RESERVED_OPTIONS:
             raise ConfigError(
                 f"options: {name}: {value!r} is not yours to choose: kmqpy reads the committed records of "
-                "the queue's topics, with their headers, from where it knows; leave it out"
+                "the queue's topics, with their headers; leave it out"
             )
 
 
@@ -90,11 +87,8 @@ def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = 
     more  options that are added, or replace those made here
 
     Of the settings for librdkafka, these are translated: security.protocol, SASL with a password, and TLS
-    files in PEM, which are read here, so that executors need no files. Other settings of security are
-    refused; all the rest only tunes librdkafka, and is left out.
-
-    Raises ConfigError for a setting of security that is not translated, for a file that can't be read, and
-    for an option in `more` that kmqpy itself sets.
+    files in PEM, which are read here, so that executors need no files. Other settings of security raise
+    ConfigError, as does a file that can't be read; all the rest only tunes librdkafka, and is left out.
     """
     check_options(more)
     given = {key: str(value) for key, value in connection.kafka.items()}
@@ -147,10 +141,6 @@ def _loaded(reader: object) -> DataFrame:
     return frame
 
 
-def _by_topic(topic: str, value: object) -> str:
-    return json.dumps({topic: value})
-
-
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -160,3 +150,57 @@ def _pem(given: Mapping[str, str], key: str) -> str:
         return Path(given.get(key, "")).read_text()
     except (OSError, ValueError) as error:
         raise ConfigError(f"kafka: {key}: {given.get(key)!r} can't be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The range of offsets to read of each topic of a queue, by partition, for a state that is consistent.
+
+    committed  the group's committed offsets, read before the ranges
+    cuts       where logs of the queue topic were cut back, as far as the commits tell
+    ends       the end of each partition of the queue topic, with records that are not committed; read last
+    """
+
+    topics: QueueTopics
+    committed: list[Place]
+    cuts: Cuts
+    markers: Bounds
+    queue: Bounds
+    ends: list[Place]
+    dead_letters: Bounds
+
+
+def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot:
+    """Read the offsets of a Snapshot from Kafka; raises QueueNotFound, TopicError, Unavailable."""
+    topics = Topics(connection).check(queue)
+    dead, numbers = topics.dead_letters, range(topics.partitions)
+    commits = commits_in_log(connection, queue, numbers, topics.ids)
+    # The order matters. First the commits: a message below a committed offset has its markers in `markers`.
+    # Then the markers, before dead letters and messages: a copy is there if `markers` has the end marker that
+    # was written with it.
+    markers = partition_reader.bounds(connection, queue.markers_topic, numbers)
+    dead_letters = (
+        {} if dead is None else partition_reader.bounds(connection, dead.name, range(dead.partitions))
+    )
+    messages = partition_reader.bounds(connection, queue.name, numbers)
+    # With uncommitted records: JVM clients read them by default, so they may be taken, too.
+    ends = partition_reader.bounds(connection, queue.name, numbers, uncommitted=True)
+    return Snapshot(
+        topics=topics,
+        committed=sorted((partition, commit.offset) for partition, commit in commits.items()),
+        cuts={partition: commit.cuts for partition, commit in commits.items() if commit.cuts},
+        markers=markers,
+        queue=messages,
+        ends=[(partition, end) for partition, (_, end) in ends.items()],
+        dead_letters=dead_letters,
+    )
+
+
+def committed_starts(
+    connection: KafkaConnection, queue: QueueSettings, topics: QueueTopics
+) -> dict[int, int]:
+    """By partition, where the queue's group goes on; a purge may have deleted more than it has read."""
+    partitions = range(topics.partitions)
+    commits = commits_in_log(connection, queue, partitions, topics.ids)
+    logs = partition_reader.bounds(connection, queue.name, partitions)
+    return {p: max(commits[p].offset if p in commits else 0, low) for p, (low, _) in logs.items()}

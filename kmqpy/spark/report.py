@@ -32,8 +32,7 @@ class BatchReport:
     done  messages that were handed on, and may be acknowledged once the sink has their rows
     left  messages that must not be acknowledged, even if another evaluation of the micro-batch has handed
           them on: they will be redelivered
-    next  the offset after the last message, and the markers offset from which a reader that begins at that
-          offset must read
+    next  the offset after the last message, and from which markers offset who begins there must read
     """
 
     done: PartitionOffsets = field(default_factory=dict)

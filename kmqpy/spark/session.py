@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pyspark
@@ -20,8 +21,6 @@ from kmqpy.dev.java import find_java
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import error_line
 
-_log = logging.getLogger(__name__)
-
 SPARK = "4.2"
 """The version of Spark for which the pinned Kafka connector was built."""
 
@@ -30,17 +29,11 @@ _EXTRA = "spark"
 _ARROW_ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ROWS_PER_ARROW_BATCH = "25000"
 """Most rows of an Arrow batch; Spark's default is 10,000. A task waits for the start markers of each batch:
-large batches are faster.
-
-Another setting, spark.sql.execution.arrow.maxBytesPerBatch, ends batches at 64 MiB by default."""
+large batches are faster. By another setting, batches end at 64 MiB."""
 
 
 def spark_jars(sets: Iterable[str] = ()) -> list[Path]:
-    """The jars that Spark needs for Kafka, and those of `sets`, as `spark-submit --jars` takes them.
-
-    The jars are fetched once, checked against pinned SHA-256 sums, and cached. Raises ClusterError if they
-    can't be fetched, MissingExtra if the packages that fetch them are not installed.
-    """
+    """The jars that Spark needs for Kafka, and those of `sets`; raises ClusterError, MissingExtra."""
     return [jar for name in ("spark", *sets) for jar in jar_set(name, extra=_EXTRA)]
 
 
@@ -49,18 +42,23 @@ def configure_spark_with_kmq(
 ) -> SparkSession.Builder:
     """Return `builder`, made ready for queues: `configure_spark_with_kmq(builder).getOrCreate()`.
 
-    Adds the Kafka connector and the jars of sinks (`jar_sets`: "spark-delta", …) to the jars of `builder`,
-    and `extra_packages` (Maven coordinates) to its packages. Sets JAVA_HOME to a Java that Spark can use. For
-    a local master, Python workers run this Python (PYSPARK_PYTHON, unless set) and find kmqpy (PYTHONPATH).
+    Call this function when master and jars are set, before the session is made. It sets JAVA_HOME to a Java
+    that Spark can use. For a local master, Python workers run this Python (PYSPARK_PYTHON, unless set) and
+    find kmqpy (PYTHONPATH).
 
     Under spark-submit, and for a Spark Connect server elsewhere, another program starts Spark's JVM, so this
     function sets neither jars nor variables. Give `--jars "$(kmq spark-jars)"` to spark-submit, or to the
     command that starts the server.
 
-    Call this function when master and jars are set, before the session is made.
+    Args:
+        builder: Its jars get those of the Kafka connector.
+        extra_packages: Maven coordinates, which are added to its packages.
+        jar_sets: The jars of sinks: "spark-delta", "spark-postgresql", "spark-sqlite".
 
-    Raises ConfigError for another version of Spark, MissingExtra without Java, ClusterError if the jars can't
-    be fetched.
+    Raises:
+        ConfigError: Another version of Spark.
+        MissingExtra: There is no Java.
+        ClusterError: The jars can't be fetched.
     """
     if extra_packages := list(extra_packages):
         _add(builder, "spark.jars.packages", extra_packages)
@@ -85,10 +83,7 @@ def _prepare_java_and_python(builder: SparkSession.Builder) -> bool:
 
 
 def enlarge_arrow_batches(spark: SparkSession) -> None:
-    """Have the session make larger Arrow batches, unless the user has set their size.
-
-    The user may have set it by a builder, `--conf`, spark-defaults.conf, or in the session.
-    """
+    """Have the session make larger Arrow batches, unless the user has set their size, wherever."""
     if _ARROW_ROWS_SETTING not in spark.conf.getAll:
         spark.conf.set(_ARROW_ROWS_SETTING, _ROWS_PER_ARROW_BATCH)
 
@@ -126,10 +121,8 @@ def stop(spark: SparkSession) -> None:
 
     A signal to the whole process group (Ctrl-C, systemd) ends the JVM at once.
     """
-    try:
+    with suppress(Exception):
         spark.stop()
-    except Exception as error:
-        _log.debug("Spark has gone: %s", error)
 
 
 def check_version(found: str, what: str) -> None:

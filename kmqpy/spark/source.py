@@ -25,6 +25,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -38,7 +39,6 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.group_commits import commits_in_log
 from kmqpy.kafka.markers.records import have_headers, message_headers
 from kmqpy.kafka.message_headers import (
     DELIVER_AT,
@@ -49,6 +49,7 @@ from kmqpy.kafka.message_headers import (
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.spark.records import committed_starts
 from kmqpy.spark.taker import for_executors
 
 if TYPE_CHECKING:
@@ -56,11 +57,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-COLUMNS = (
-    "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string, "
-    "partition int, offset bigint, timestamp timestamp, attempts int, original_partition int, "
-    "original_offset bigint, deliver_at_ms bigint"
-)
 _ARROW_SCHEMA = pa.schema(
     {
         "key": pa.binary(),
@@ -79,8 +75,7 @@ _ARROW_SCHEMA = pa.schema(
 _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
-"""The largest number that fits in the column `attempts`. If the count in a header leads to a larger one, the
-column has this number."""
+"""The largest number that fits in the column `attempts`, which stands for all larger ones, too."""
 _MAX_RECORDS_PER_BATCH = 10_000
 """The most records of one Arrow batch; further records come in further batches."""
 _POLL_TIMEOUT_S = 0.1
@@ -108,17 +103,16 @@ class _Options:
                 raise ConfigError(f"option {name}: unknown{nearest(name, _OPTIONS)}")
         if not given.get("queue"):
             raise ConfigError('option queue: must be given, for example .option("queue", "orders")')
-        settings = {
-            name.lower().removeprefix("kafka."): value
-            for name, value in given.items()
-            if name.lower().startswith("kafka.")
-        }
+        kafka = {name.lower(): value for name, value in given.items() if name.lower().startswith("kafka.")}
+        settings = {name.removeprefix("kafka."): value for name, value in kafka.items()}
         start = given.get("start", "committed")
         if start not in _STARTS:
-            raise ConfigError(f"option start: {start!r} is none of {', '.join(_STARTS)}")
+            raise ConfigError(f"option start: unknown value {start!r}: use {', '.join(_STARTS)}")
         limit = given.get("max_offsets_per_trigger")
         if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit)):
-            raise ConfigError(f"option max_offsets_per_trigger: {limit!r} is not a number above 0")
+            raise ConfigError(
+                f"option max_offsets_per_trigger: must be a whole number above 0, not {limit!r}"
+            )
         header = given.get("redelivery_count_header", QueueSettings.redelivery_count_header)
         return cls(
             queue=QueueSettings(name=given["queue"], redelivery_count_header=header),
@@ -143,9 +137,9 @@ class KmqDataSource(DataSource):
         """The name for `format()`."""
         return "kmq"
 
-    def schema(self) -> str:
-        """The columns, as SQL text."""
-        return COLUMNS
+    def schema(self) -> StructType:
+        """The columns."""
+        return from_arrow_schema(_ARROW_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         """The reader of spark.read: reads all messages that are in the queue topic now."""
@@ -167,8 +161,6 @@ class _Part(InputPartition):
 
 
 class _Reading:
-    """The methods that the batch reader and the stream reader share."""
-
     def __init__(self, options: _Options) -> None:
         self._options = options
 
@@ -196,35 +188,28 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> Position:  # noqa: N802
         topics = self._topics()
-        topic_id, partitions = topics.ids.queue, topics.partitions
-        bounds = self._bounds(partitions)
-        if self._options.start == "latest":
-            return self._position(topic_id, {partition: end for partition, (_, end) in bounds.items()})
-        offsets = {partition: low for partition, (low, _) in bounds.items()}
         if self._options.start == "committed":
-            queue = self._options.queue
-            commits = commits_in_log(self._options.connection, queue, range(partitions), topics.ids)
-            for partition, commit in commits.items():
-                offsets[partition] = max(commit.offset, offsets[partition])
-        return self._position(topic_id, offsets)
+            offsets = committed_starts(self._options.connection, self._options.queue, topics)
+        else:
+            end = int(self._options.start == "latest")
+            offsets = {partition: both[end] for partition, both in self._bounds(topics.partitions).items()}
+        return self._position(topics.ids.queue, offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
         topics = self._topics()
-        topic_id = topics.ids.queue
-        begin = self._offsets(start, topic_id)
-        bounds = self._bounds(topics.partitions)
+        begin = self._offsets(start, topics.ids.queue)
         there = {}
-        for partition, (low, end) in bounds.items():
+        for partition, (low, end) in self._bounds(topics.partitions).items():
             if self._available_until is not None:
                 end = min(end, self._available_until.get(partition, 0))
             first = begin.get(partition, low)
             there[partition] = (first, max(end, first))
         if isinstance(limit, ReadMaxRows):
             there = _limited(there, limit.max_rows)
-        return self._position(topic_id, {partition: end for partition, (_, end) in there.items()})
+        return self._position(topics.ids.queue, {partition: end for partition, (_, end) in there.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._available_until = {
@@ -232,10 +217,10 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         }
 
     def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
-        begin, ends = self._offsets(start, None), self._offsets(end, None)
+        begin = self._offsets(start, None)
         return [
             _Part(partition, begin.get(partition, 0), after)
-            for partition, after in ends.items()
+            for partition, after in self._offsets(end, None).items()
             if after > begin.get(partition, 0)
         ]
 
@@ -299,13 +284,10 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                     # The end may lie behind control records, which consumers are not given.
                     position = part.end
                     break
-                elif (
-                    error is None
-                    or librdkafka.is_retriable(error)
-                    or error.code() == KafkaError._PARTITION_EOF
+                # A replica that lags behind its leader reports the end too early.
+                elif error is not None and not (
+                    librdkafka.is_retriable(error) or error.code() == KafkaError._PARTITION_EOF
                 ):
-                    continue  # a replica that lags behind its leader reports the end too early
-                else:
                     with librdkafka.kafka_errors(doing, options.connection):
                         raise KafkaException(error)
             if found:
@@ -319,13 +301,12 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
 
 def _log_deleted(options: _Options, part: _Part) -> None:
     """Log an error if the log begins after the offset wanted; control records leave harmless gaps, too."""
-    (low, _) = partition_reader.bounds(options.connection, options.queue.name, [part.partition])[
-        part.partition
-    ]
+    queue, partition = options.queue.name, part.partition
+    low, _ = partition_reader.bounds(options.connection, queue, [partition])[partition]
     if low > part.first:
         _log.error(
             "messages were deleted before they were read",
-            extra={"queue": options.queue.name, "partition": part.partition, "from": part.first, "to": low},
+            extra={"queue": queue, "partition": partition, "from": part.first, "to": low},
         )
 
 

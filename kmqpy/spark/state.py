@@ -50,7 +50,7 @@ class State(StrEnum):
     OVERDUE = "overdue"
     """In flight, and its lease or delay is over: a tracker is about to redeliver or dead-letter it."""
     PROCESSED = "processed"
-    """Acknowledged, also by a consumer of an earlier delivery; or committed, with markers that are gone."""
+    """Acknowledged, even by a consumer of an earlier delivery; or committed, with markers that are gone."""
     REDELIVERED = "redelivered"
     """A tracker appended a copy of it to the queue; that copy is a message of its own here."""
     DEAD = "dead"
@@ -61,20 +61,18 @@ OUTCOME = (
     "partition int, offset bigint, enqueued timestamp, first_enqueued_ms bigint, count bigint, moved int, "
     "in_flight_state string, taken_ms bigint, only_delayed boolean, due_ms bigint, by int, ended_ms bigint"
 )
-"""The columns of an outcome: the state of a message as its markers leave it, whatever time it is now.
+"""The columns of an outcome: the state of a message as its markers leave it, at any time.
 
 `enqueued` is null if the message's record was not read, `moved` if no dead letter is a copy of the message.
 _outcome() describes the columns from `in_flight_state` on."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
-"""Who finished a message. `_BY_CLIENT`: a client acknowledged it, also if only a tracker's end marker says
+"""Who finished a message. `_BY_CLIENT`: a client acknowledged it, even if only a tracker's end marker says
 so. `_BY_TRACKER`: a tracker made a copy. `_TAKEN_LATE`: a tracker, whose end marker says that the message was
 finished before (rule R30 of docs/rules.md); that marker counts only if retention has deleted the earlier
 end marker."""
-_AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -5, -4, -3, -2
-"""Markers offsets of the markers that _as_markers() makes of outcomes: below those of all real markers."""
-_BEFORE_ALL = -6
-"""A markers offset below all of these: it stands for no marker."""
+_BEFORE_ALL, _AT_FORMER, _AT_END, _AT_OPENED, _AT_CHANGED = -6, -5, -4, -3, -2
+"""Markers offsets of no marker, and of those that _as_markers() makes of outcomes, below all real ones."""
 _ENTRY_STATES = {
     Op.TAKE.value: EntryState.LEASED.value,
     Op.DELAY.value: EntryState.DELAYED.value,
@@ -82,45 +80,6 @@ _ENTRY_STATES = {
     Op.NACK.value: EntryState.RELEASED.value,
     Op.DEAD_LETTER.value: EntryState.DEAD.value,
 }
-
-
-def message_states(
-    records: DataFrame,
-    markers: DataFrame,
-    dead_letters: DataFrame | None,
-    *,
-    now_ms: int,
-    count_header: str,
-    committed: Sequence[Place] = (),
-    ends: Sequence[Place] = (),
-    max_lease_ms: int = INT64_MAX,
-    max_delay_ms: int = INT64_MAX,
-    cuts: Cuts = MappingProxyType({}),
-) -> DataFrame:
-    """The state of each message in `records` of a queue topic, by the records `markers` of its markers topic.
-
-    dead_letters  the records of the dead-letter topic
-    now_ms        the time by which messages are overdue
-    committed     the group's committed offsets. Messages below were taken; those without a marker were
-                  finished before retention deleted their markers
-    ends          where the queue topic ended after the markers were read: no messages exist from there on
-    max_lease_ms, max_delay_ms
-                  limits of leases and delays; longer ones are cut to these
-    cuts          where logs of the queue topic were cut back (rule R39 of docs/rules.md)
-
-    For the columns see KmqSpark.messages.
-    """
-    found = outcomes(
-        records,
-        decode_markers(markers, with_cuts=bool(cuts)),
-        dead_letters,
-        count_header=count_header,
-        ends=ends,
-        max_lease_ms=max_lease_ms,
-        max_delay_ms=max_delay_ms,
-        cuts=cuts,
-    )
-    return described(found, now_ms, committed)
 
 
 def outcomes(
@@ -138,12 +97,16 @@ def outcomes(
 ) -> DataFrame:
     """The columns OUTCOME: a row for each message that any of these frames names.
 
-    markers     as decode_markers() makes them; with the column `cuts` if there are cuts
-    before      outcomes of all earlier records, markers and dead letters; they must have each message that
-                these markers and dead letters name
-    now_before  each partition's now (the largest timestamp of its markers), in ms, after the earlier markers
-
-    message_states() describes the other arguments.
+    records       of the queue topic
+    markers       as decode_markers() makes them; with the column `cuts` if there are cuts
+    dead_letters  the records of the dead-letter topic
+    ends          where the queue topic ended after the markers were read: no messages exist from there on
+    max_lease_ms, max_delay_ms
+                  limits of leases and delays; longer ones are cut to these
+    before        outcomes of all earlier records, markers and dead letters; they must have each message that
+                  these markers and dead letters name
+    now_before    each partition's now (the largest timestamp of its markers), in ms, after those before
+    cuts          where logs of the queue topic were cut back (rule R39 of docs/rules.md)
     """
     known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
     told = events(markers, ends, max_lease_ms, max_delay_ms, now_before, cuts)
@@ -161,7 +124,12 @@ def outcomes(
 
 
 def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> DataFrame:
-    """Outcomes as KmqSpark.messages shows them, without those of messages whose record was not read."""
+    """Outcomes as KmqSpark.messages shows them, without those of messages whose record was not read.
+
+    now_ms     the time by which messages are overdue
+    committed  the group's committed offsets. Messages below were taken; those without a marker were finished
+               before retention deleted their markers
+    """
     found = found.filter(F.col("enqueued").isNotNull())
     entry_state, due, by = F.col("in_flight_state"), F.col("due_ms"), F.col("by")
     in_flight = entry_state.isNotNull()
@@ -330,10 +298,7 @@ def moved(dead_letters: DataFrame, cuts: Cuts = MappingProxyType({})) -> DataFra
 
 
 def _as_markers(outcomes: DataFrame) -> DataFrame:
-    """Markers that lead to the same outcomes: up to four for each message, a row for each.
-
-    Later markers then change the state as if all earlier markers were there.
-    """
+    """A row for each of the few markers that lead to the same outcomes, even with later ones."""
     entry_state, taken_ms, due_ms = F.col("in_flight_state"), F.col("taken_ms"), F.col("due_ms")
     in_flight = entry_state.isNotNull()
     is_taken = in_flight & (entry_state != EntryState.DELAYED.value) & ~F.col("only_delayed")

@@ -10,16 +10,13 @@ that only old versions name, and files of updates that failed or were killed.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import pyarrow as pa
 from pyarrow import fs
 
-from kmqpy.errors import ConfigError, DecodeError, Unavailable
-from kmqpy.spark.checkpoint import error_line
-from kmqpy.spark.sinks.files import place_of
+from kmqpy.errors import ConfigError, DecodeError
+from kmqpy.spark.sinks.files import place_of, replace_file, unavailable
 from kmqpy.spark.state_version import Block, StateVersion
 
 PARTITION, BLOCK = "in_partition", "in_block"
@@ -38,7 +35,7 @@ class StateFolder:
     def __init__(self, path: str) -> None:
         """Raise ConfigError for a place that Arrow can't reach."""
         if not isinstance(path, str) or not path.strip("/ "):
-            raise ConfigError(f"table: {path!r} is no folder of its own")
+            raise ConfigError(f"table: invalid folder {path!r}: name a folder for it alone")
         self.path = path
         self._place = place_of(path, "table")
         self._system = self._place.system
@@ -46,16 +43,15 @@ class StateFolder:
     def latest(self) -> StateVersion | None:
         """The newest version; None in a folder without one.
 
-        Raises ConfigError if that version can't be read, and for a folder that is no state table.
+        Raises ConfigError if that version can't be read, and for a folder that is not a state table.
         """
         with self._unavailable():
-            numbers = self._numbers()
-            if numbers:
+            if numbers := self._numbers():
                 return self._version(numbers[-1])
             names = {one.base_name for one in self._listed("")}
         if foreign := sorted(names - {_VERSIONS, _ROWS}):
             raise ConfigError(
-                f"table: {self.path!r} holds {foreign[0]!r} and is no state table; name an empty folder"
+                f"table: {self.path!r} holds {foreign[0]!r} and is not a state table; name an empty folder"
             )
         return None
 
@@ -63,13 +59,10 @@ class StateFolder:
         """The name of a new folder for the rows that version `number` adds."""
         return f"{number}-{uuid.uuid4().hex[:16]}"
 
-    def uri(self, rows: str) -> str:
-        """The URI, for Spark, of the folder named `rows`."""
-        return f"{self._place.uri}/{_ROWS}/{rows}"
-
-    def block_uri(self, rows: str, block: Block) -> str:
-        """The URI, for Spark, of the rows of one block in the folder named `rows`."""
-        return f"{self.uri(rows)}/{_block_folder(block)}"
+    def uri(self, rows: str, block: Block | None = None) -> str:
+        """The URI, for Spark, of the folder named `rows`, or of one block in it."""
+        of_rows = f"{self._place.uri}/{_ROWS}/{rows}"
+        return of_rows if block is None else f"{of_rows}/{_block_folder(block)}"
 
     def blocks_in(self, rows: str) -> list[Block]:
         """The blocks that Spark has written into the folder named `rows`."""
@@ -91,11 +84,7 @@ class StateFolder:
                 raise ConfigError(
                     f"table: {self.path!r} was updated by another run meanwhile; run one at a time"
                 )
-            self._system.create_dir(f"{self._place.root}/{_VERSIONS}", recursive=True)
-            path = self._version_path(version.number)
-            with self._system.open_output_stream(f"{path}.new") as file:
-                file.write(version.to_json())
-            self._system.move(f"{path}.new", path)
+            replace_file(self._system, self._version_path(version.number), version.to_json())
             self._clean(version)
 
     def _clean(self, newest: StateVersion) -> None:
@@ -144,12 +133,8 @@ class StateFolder:
         found: list[Any] = self._system.get_file_info(fs.FileSelector(root, allow_not_found=True))
         return found
 
-    @contextmanager
-    def _unavailable(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise Unavailable(f"table: {self.path}: {error_line(error)}") from error
+    def _unavailable(self) -> AbstractContextManager[None]:
+        return unavailable(f"table: {self.path}")
 
 
 def _block_folder(block: Block) -> str:

@@ -1,8 +1,7 @@
 """Keeps the state of a queue in a table: an update reads only records written since the last update.
 
 The table has a row for each message, in blocks (state_version.Block) of neighbouring offsets, a file each. An
-update reads new messages, new markers and new dead letters, and rewrites the blocks with messages that these
-name. Old markers are not read again.
+update rewrites the blocks with messages that new markers, or new dead letters, name.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from kmqpy.spark import state
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.log_cuts import Cuts
-from kmqpy.spark.records import Bounds, read_topic
+from kmqpy.spark.records import Bounds, Snapshot, read_topic, take_snapshot
 from kmqpy.spark.sinks.files import persisted
-from kmqpy.spark.snapshot import Snapshot, take_snapshot
 from kmqpy.spark.state_folder import BLOCK, PARTITION, StateFolder
 from kmqpy.spark.state_version import BLOCK_BITS, Block, Positions, StateVersion, blocks_between
 
@@ -41,13 +39,7 @@ _RECORD_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateUpdate:
-    """The result of an update.
-
-    version         the number of the version that it wrote
-    markers         how many records of the markers topic it read
-    blocks_written  how many of the table's blocks it wrote
-    blocks          how many blocks the table has
-    """
+    """The result: a version, how many markers were read, how many of the table's blocks were written."""
 
     version: int
     markers: int
@@ -77,13 +69,15 @@ class StateTable:
     def update(self, *, restart: bool = False) -> StateUpdate:
         """Bring the table up to date, or make it: then all records that Kafka keeps are read.
 
-        restart  make the table anew, whatever it has
-
         An update that fails or is killed leaves the table as it was.
 
-        Raises ConfigError for a table of another queue or of topics that were recreated since, and if Kafka
-        has deleted markers before they were read: then the table can only be made anew. Raises what
-        KmqSpark.messages raises, and Unavailable when Spark or the file system fails.
+        Args:
+            restart: Make the table anew, whatever it has.
+
+        Raises:
+            ConfigError: The table is of another queue, or of topics that were recreated since. Or Kafka has
+                deleted markers before they were read: then the table can only be made anew.
+            Unavailable: Spark or the file system fails; and what KmqSpark.messages raises.
         """
         before = self._folder.latest()
         if before is not None:
@@ -91,7 +85,9 @@ class StateTable:
         snapshot = take_snapshot(self._connection, self._queue)
         if before is not None and not restart:
             self._check(before, snapshot)
-        base = _empty(before, self._queue.name) if before is None or restart else before
+        base = before
+        if base is None or restart:
+            base = StateVersion(number=0 if before is None else before.number, queue=self._queue.name)
         with self._spark_errors():
             version, update = self._write(base, snapshot)
         now = take_snapshot(self._connection, self._queue)
@@ -99,11 +95,8 @@ class StateTable:
             raise TopicError(
                 f"queue {self._queue.name!r}: its topics were recreated meanwhile; nothing is changed"
             )
-        start = base.read.get("markers", {})
-        self._check_complete(
-            {partition: start.get(partition, low) for partition, (low, _) in snapshot.markers.items()},
-            now.markers,
-        )
+        lows = {partition: low for partition, (low, _) in snapshot.markers.items()}
+        self._check_complete({**lows, **base.read.get("markers", {})}, now.markers)
         self._folder.commit(version)
         return update
 
@@ -113,7 +106,8 @@ class StateTable:
         The table still knows markers and dead letters that Kafka has deleted after an update read them. The
         frame can be evaluated until three more updates have been made.
 
-        Raises ConfigError if there is no table, or if it is of another queue.
+        Raises:
+            ConfigError: There is no table, or it is of another queue.
         """
         version = self._folder.latest()
         if version is None:
@@ -136,9 +130,8 @@ class StateTable:
             dead = state.own_dead_letters(self._read(topics.dead_letters.name, letters), queue)
         records = self._read(queue.name, messages)
         marked = self._read(queue.markers_topic, _since(base, "markers", snapshot.markers))
-        cuts = dict(base.cuts)
-        for partition, found_cuts in snapshot.cuts.items():
-            cuts[partition] = cuts.get(partition, NO_CUTS).merged(found_cuts)
+        new_cuts = {p: base.cuts.get(p, NO_CUTS).merged(found) for p, found in snapshot.cuts.items()}
+        cuts = {**base.cuts, **new_cuts}
         with persisted(decode_markers(marked, with_cuts=bool(cuts))) as markers:
             clocks = markers.groupBy("partition").agg(
                 F.max(F.unix_millis("timestamp")).alias("now_ms"), F.count("*").alias("markers")
@@ -233,7 +226,7 @@ class StateTable:
         if not blocks:
             found = self._nothing(_COLUMNS)
         else:
-            places = [self._folder.block_uri(version.blocks[block], block) for block in blocks]
+            places = [self._folder.uri(version.blocks[block], block) for block in blocks]
             found = self._spark.read.schema(_COLUMNS).parquet(*places)
         return found.withColumn("enqueued", F.timestamp_millis("enqueued_ms")).drop("enqueued_ms")
 
@@ -291,20 +284,6 @@ class StateTable:
 
 
 _RESTART_ADVICE = "make it anew with update(restart=True) or kmq spark-state --restart"
-
-
-def _empty(before: StateVersion | None, queue: str) -> StateVersion:
-    """A version without rows, which has read nothing; it has the number of the version `before`."""
-    return StateVersion(
-        number=0 if before is None else before.number,
-        queue=queue,
-        topic_ids={},
-        read={},
-        now_ms={},
-        low={},
-        committed={},
-        blocks={},
-    )
 
 
 def _since(base: StateVersion, name: str, bounds: Bounds) -> Bounds:

@@ -27,25 +27,24 @@ Positions = Mapping[int, int]
 class StateVersion:
     """A version of a state table: the next update begins where this one has stopped reading.
 
-    number        1 for the first version of a folder
-    queue         the name of the queue
-    topic_ids     the ids of its topics, under "queue", "markers", and "dead_letters" if there is that topic
-    read          the next offset to read of each partition, under the same words
-    now_ms        each partition's now, the largest timestamp of its markers; no entry without a marker
-    low           the first offset of each partition of the queue topic; Kafka has deleted messages below
-    committed     the group's committed offsets in the queue topic
-    cuts          the cuts of each log of the queue topic that was cut back; see LogCuts
-    blocks        for each block, the folder in `rows` (see state_folder.py) with the rows of that block
+    number     1 for the first version of a folder
+    topic_ids  the ids of the queue's topics, under "queue", "markers", and "dead_letters" if that exists
+    read       the next offset to read of each partition, under the same words
+    now_ms     each partition's now, the largest timestamp of its markers; no entry without a marker
+    low        the first offset of each partition of the queue topic; Kafka has deleted messages below
+    committed  the group's committed offsets in the queue topic
+    cuts       the cuts of each log of the queue topic that was cut back; see LogCuts
+    blocks     for each block, the folder in `rows` (see state_folder.py) with the rows of that block
     """
 
     number: int
     queue: str
-    topic_ids: Mapping[str, str]
-    read: Mapping[str, Positions]
-    now_ms: Positions
-    low: Positions
-    committed: Positions
-    blocks: Mapping[Block, str]
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    read: Mapping[str, Positions] = field(default_factory=dict)
+    now_ms: Positions = field(default_factory=dict)
+    low: Positions = field(default_factory=dict)
+    committed: Positions = field(default_factory=dict)
+    blocks: Mapping[Block, str] = field(default_factory=dict)
     cuts: Mapping[int, LogCuts] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -55,14 +54,13 @@ class StateVersion:
             "number": self.number,
             "queue": self.queue,
             "topic_ids": dict(self.topic_ids),
-            "read": {name: _pairs(found) for name, found in self.read.items()},
-            "now_ms": _pairs(self.now_ms),
-            "low": _pairs(self.low),
-            "committed": _pairs(self.committed),
+            "read": {name: sorted(found.items()) for name, found in self.read.items()},
+            "now_ms": sorted(self.now_ms.items()),
+            "low": sorted(self.low.items()),
+            "committed": sorted(self.committed.items()),
             "blocks": [[*block, folder] for block, folder in sorted(self.blocks.items())],
+            "cuts": [(partition, str(cuts)) for partition, cuts in sorted(self.cuts.items())],
         }
-        if self.cuts:
-            fields["cuts"] = [(partition, str(cuts)) for partition, cuts in sorted(self.cuts.items())]
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -84,7 +82,7 @@ class StateVersion:
                 cuts={int(p): LogCuts.parse(cuts) for p, cuts in fields.get("cuts", ())},
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DecodeError(f"no version of a state table: {error!r}") from None
+            raise DecodeError(f"not a version of a state table: {error!r}") from None
 
 
 def blocks_between(partition: int, first: int, end: int) -> Iterable[Block]:
@@ -92,10 +90,6 @@ def blocks_between(partition: int, first: int, end: int) -> Iterable[Block]:
     if first >= end:
         return []
     return [(partition, block) for block in range(first >> BLOCK_BITS, ((end - 1) >> BLOCK_BITS) + 1)]
-
-
-def _pairs(found: Positions) -> list[tuple[int, int]]:
-    return sorted(found.items())
 
 
 def _positions(found: Any) -> dict[int, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
@@ -76,10 +77,10 @@ def _column(rows: Any, report: str) -> pa.Array:
     Spark may stop reading before that row (a LIMIT): then no report says that the batch was handed on.
     """
     last = pa.array([(_HANDED_OUT if rows[-1] else _NOT_HANDED_OUT) + report])
-    if rows.all():
-        return pa.concat_arrays([pa.nulls(len(rows) - 1, pa.string()), last])
-    others = [None if handed_out else _NOT_HANDED_OUT for handed_out in rows[:-1].tolist()]
-    return pa.concat_arrays([pa.array(others, pa.string()), last])
+    others = pa.nulls(len(rows) - 1, pa.string())
+    if not rows.all():
+        others = pc.if_else(pa.array(rows[:-1]), others, _NOT_HANDED_OUT)
+    return pa.concat_arrays([others, last])
 
 
 def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:

@@ -1,6 +1,4 @@
-"""Takes messages on executors: reads which ones were taken before, and writes markers of three kinds.
-
-Start markers begin the lease of a message, extensions make leases longer, nacks give messages back.
+"""Takes messages on executors: reads which ones were taken before, and writes markers.
 
 Spark can evaluate a micro-batch more than once: after a failure or a restart, for a second action, or
 speculatively. So a task reads the markers of messages before it takes them (rule R10 of docs/rules.md).
@@ -34,20 +32,15 @@ from kmqpy.kafka.topics import Topics
 _log = logging.getLogger(__name__)
 
 MAX_TAKES = 3
-"""A message is *deadly* if it was taken MAX_TAKES times in one delivery, and no marker says that the Python
-worker survived it. process() does not hand it out, but gives it back.
-
-Otherwise a message that kills the worker would do so in every evaluation of its micro-batch.
-"""
+"""See SortedOut.deadly."""
 
 _START_TIMEOUT_S = 5.0
-"""Start markers have failed if Kafka has not confirmed them after this long, in seconds."""
+"""Start markers have failed if Kafka has not confirmed them after this long."""
 _START_RETRY_S = 30.0
-"""take() writes failed start markers again for this long, in seconds; then it raises Unavailable."""
+"""take() writes failed start markers again for this long; then it raises Unavailable."""
 _START_RETRY_PAUSE_S = 0.2
 _WRITE_TIMEOUT_S = 10.0
-"""write() waits at most this long, in seconds, until Kafka has confirmed the markers; then it logs a
-warning."""
+"""How long write() waits for Kafka to confirm the markers; then it logs a warning."""
 _MAX_LEASE_SHARE = 0.5
 """If start markers took more than this share of the lease, nothing is handed out: Unavailable is raised."""
 _SINGLE_MARKER_SIZES = (1, 9)
@@ -60,7 +53,9 @@ class SortedOut:
 
     finished  acknowledged, redelivered, or dead-lettered
     left      given back, delayed, to be dead-lettered, or overdue: a tracker redelivers or dead-letters them
-    deadly    taken MAX_TAKES times, while no marker says that the worker survived: the task gives them back
+    deadly    taken MAX_TAKES times in this delivery, while no marker says that the Python worker survived it.
+              A message that kills the worker would do so in every evaluation of its micro-batch, so process()
+              does not hand it out, but gives it back
     """
 
     finished: set[int] = field(default_factory=set)
@@ -72,9 +67,9 @@ class SortedOut:
 class TakenBefore:
     """The messages of one partition, from offset `first` on, that markers say were taken.
 
-    Spark sees no leader epochs, and its markers name messages by their offsets. Markers that name them by
-    numbers (see log_cuts) are understood, and ticks that tell that the log was cut back (rule R39 of
-    docs/rules.md): of messages that stood behind the cut nothing is known from there on.
+    Spark's markers name messages by their offsets. Markers that name them by numbers (see log_cuts) are
+    understood, and ticks that tell that the log was cut back (rule R39 of docs/rules.md): of messages that
+    stood behind the cut nothing is known from there on.
 
     Acknowledged messages need little memory: a reader that begins at the start of a queue meets millions.
     """
@@ -99,11 +94,15 @@ class TakenBefore:
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
         """Apply the marker at markers offset `at`, which names messages by their offsets."""
-        if marker.cuts:
-            self._cut(marker, at, timestamp_ms)
+        if marker.cuts and (new := self.state.cuts.new_in(marker.cuts)):
+            start = min(cut.start for cut in new)
+            self.highest = min(self.highest, start - 1)
+            for known in (self._taken, *self._takes):
+                known.discard_from(start)
+        if marker.cuts or marker.highest >= self.first:
+            self.state.apply(marker, at, timestamp_ms)
         if marker.highest < self.first:
             return
-        self.state.apply(marker, at, timestamp_ms)
         runs = marker.offset_runs
         if marker.op in (Op.TAKE, Op.DELAY):
             self.highest = max(self.highest, marker.highest)
@@ -128,24 +127,12 @@ class TakenBefore:
         runs = tuple((offset_of(first), count) for first, count in marker.runs)
         return replace(marker, offset=offset_of(number), runs=runs)
 
-    def _cut(self, tick: Marker, at: int, timestamp_ms: int) -> None:
-        new = self.state.cuts.new_in(tick.cuts)
-        self.state.apply(tick, at, timestamp_ms)
-        if new:
-            start = min(cut.start for cut in new)
-            self.highest = min(self.highest, start - 1)
-            for known in (self._taken, *self._takes):
-                known.discard_from(start)
-
     def taken(self, offsets: Iterable[int]) -> list[int]:
         """Return which of `offsets` were ever taken."""
         return [offset for offset in offsets if offset in self._taken] if self._taken else []
 
     def takes(self, offset: int) -> int:
-        """Return how often `offset` was taken since a marker last said that the worker survived it.
-
-        The count ends at MAX_TAKES.
-        """
+        """Return how often `offset` was taken since the worker last survived it; at most MAX_TAKES."""
         return sum(offset in taken for taken in self._takes)
 
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
@@ -174,12 +161,10 @@ def read_taken(
     first: int,
     start: int,
 ) -> TakenBefore:
-    """Read which messages of `partition`, from offset `first` on, were taken.
+    """Read which messages of `partition`, from offset `first` on, were taken; raises Unavailable.
 
     markers  a reader of the markers topic
     start    a markers offset before which there is no start marker of these messages
-
-    Raises Unavailable.
     """
     state = InFlight(max_lease_ms=queue.max_lease_ms, max_delay_ms=queue.max_delay_ms)
     found = TakenBefore(first, start, state=state)
@@ -187,32 +172,29 @@ def read_taken(
     end = first + 1
     is_asked = False
 
-    def visit(record: Any) -> None:
+    def visit(_: int, records: list[Any]) -> bool:
         nonlocal end, is_asked
-        found.now_ms = max(found.now_ms, record.timestamp()[1])
-        key, value = record.key(), record.value()
-        if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
-            return
-        try:
-            marker = found.by_offset(read_marker(record))
-        except DecodeError:
-            return
-        if marker is None:
-            return
-        if marker.op is not Op.END and marker.highest >= end and not is_asked:
-            # Asked only now that the end of the markers is known, so valid for all of them (rule R22 of
-            # docs/rules.md).
-            bounds = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)
-            end, is_asked = bounds[partition][1], True
-        if marker.op is Op.END or marker.highest < end:
-            found.note(marker, record.offset(), record.timestamp()[1])
-
-    def visit_all(_: int, records: list[Any]) -> bool:
         for record in records:
-            visit(record)
+            found.now_ms = max(found.now_ms, record.timestamp()[1])
+            key, value = record.key(), record.value()
+            if value and len(value) in _SINGLE_MARKER_SIZES and key and len(key) == 12 and key[4:] < lowest:
+                continue
+            try:
+                marker = found.by_offset(read_marker(record))
+            except DecodeError:
+                continue
+            if marker is None:
+                continue
+            if marker.op is not Op.END and marker.highest >= end and not is_asked:
+                # Asked only now that the end of the markers is known, so valid for all of them (rule R22 of
+                # docs/rules.md).
+                bounds = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)
+                end, is_asked = bounds[partition][1], True
+            if marker.op is Op.END or marker.highest < end:
+                found.note(marker, record.offset(), record.timestamp()[1])
         return False
 
-    markers.scan({partition: found.start}, visit_all)
+    markers.scan({partition: start}, visit)
     return found
 
 
@@ -232,11 +214,12 @@ class Taker:
         have no start markers."""
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
-        """Read from the markers which messages of `partition`, from offset `first` on, were taken.
-
-        Raises Unavailable.
-        """
-        start = self._markers_from(partition, first)
+        """Read which messages of `partition`, from offset `first` on, were taken; raises Unavailable."""
+        next_offset, start = self._read_from.get(partition, (first + 1, 0))
+        if next_offset > first:
+            ids = Topics(self._connection).check(self._queue).ids
+            commit = group_commits(self._connection, self._queue, [partition], ids).get(partition)
+            start = commit.markers_offset or 0 if commit is not None and commit.offset <= first else 0
         return read_taken(self._queue, self._connection, self._markers, partition, first, start)
 
     def take(
@@ -259,12 +242,12 @@ class Taker:
             ).wait_until_confirmed()
             for partition, at in started.last_at.items():
                 after[partition] = max(after.get(partition, 0), at + 1)
-            to_take = {
+            failed = {
                 partition: [offset for offset in ones if offset >= started.failed[partition]]
                 for partition, ones in to_take.items()
                 if partition in started.failed
             }
-            to_take = {partition: ones for partition, ones in to_take.items() if ones}
+            to_take = {partition: ones for partition, ones in failed.items() if ones}
             delays = {
                 (partition, offset): ms
                 for (partition, offset), ms in delays.items()
@@ -300,15 +283,6 @@ class Taker:
             self._writer.put_one(marker)
         if left := self._writer.flush(_WRITE_TIMEOUT_S):
             _log.warning("markers unconfirmed", extra={"queue": self._queue.name, "count": left})
-
-    def _markers_from(self, partition: int, first: int) -> int:
-        """A markers offset before which there is no start marker of messages from `first` on."""
-        next_offset, at = self._read_from.get(partition, (first + 1, 0))
-        if next_offset <= first:
-            return at
-        ids = Topics(self._connection).check(self._queue).ids
-        commit = group_commits(self._connection, self._queue, [partition], ids).get(partition)
-        return commit.markers_offset or 0 if commit is not None and commit.offset <= first else 0
 
 
 def for_executors(connection: KafkaConnection) -> KafkaConnection:

@@ -7,7 +7,7 @@ letters, 5 to True. Here such a value is an error, with which its message fails.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -49,12 +49,15 @@ class NotOfSchema(ValueError):
     """Raised when the values that a function returned can't be made into columns of its schema."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Convert = Callable[[str, Any, Any], Any]
+"""Makes of the value of a column, given its name and type, one that Arrow takes unchanged; or NotOfSchema."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """The values that are accepted for columns of some types; None, NaN, NaT and NA are null in each.
 
     names    the names of the types, and `values` the accepted values, for the documentation
-    convert  makes of a value one that Arrow takes unchanged, or raises NotOfSchema
     columns  kinds of numpy types, and types that pandas infers for a column of objects: Arrow itself refuses
              every value of such a column that does not fit, so its values need not be converted one by one
     """
@@ -62,12 +65,14 @@ class Rule:
     types: tuple[type[DataType], ...]
     names: tuple[str, ...]
     values: str
-    convert: Callable[[str, Any, Any], Any]
-    columns: frozenset[str] = frozenset()
+    convert: Convert
+    columns: tuple[str, ...] = ()
 
 
-def _boolean(name: str, value: Any, kind: DataType) -> Any:
-    return bool(value) if isinstance(value, bool | np.bool_) else _refuse(name, value, kind)
+def _only(accepted: Any, make: Callable[[Any], Any]) -> Convert:
+    return lambda name, value, kind: (
+        make(value) if isinstance(value, accepted) else _refuse(name, value, kind)
+    )
 
 
 def _whole(name: str, value: Any, kind: DataType) -> Any:
@@ -93,14 +98,6 @@ def _decimal(name: str, value: Any, kind: DataType) -> Any:
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return Decimal(int(value))
     return value if isinstance(value, Decimal) and value.is_finite() else _refuse(name, value, kind)
-
-
-def _text(name: str, value: Any, kind: DataType) -> Any:
-    return str(value) if isinstance(value, str) else _refuse(name, value, kind)
-
-
-def _binary(name: str, value: Any, kind: DataType) -> Any:
-    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else _refuse(name, value, kind)
 
 
 def _moment(name: str, value: Any, kind: DataType) -> datetime:
@@ -151,22 +148,15 @@ def _array(name: str, value: Any, kind: ArrayType) -> Any:
 
 
 def _map(name: str, value: Any, kind: MapType) -> Any:
-    pairs: Iterable[Any]
-    if isinstance(value, Mapping):
-        pairs = value.items()
-    elif isinstance(value, list | tuple | np.ndarray):
-        pairs = value
-    else:
+    pairs: Any = value.items() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping | list | tuple | np.ndarray) or any(
+        not isinstance(pair, list | tuple) or len(pair) != 2 or is_null(pair[0]) for pair in pairs
+    ):
         return _refuse(name, value, kind)
-    found = []
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or is_null(pair[0]):
-            return _refuse(name, value, kind)
-        key, one = pair
-        found.append(
-            (converted(f"{name} key", key, kind.keyType), converted(f"{name}[]", one, kind.valueType))
-        )
-    return found
+    return [
+        (converted(f"{name} key", key, kind.keyType), converted(f"{name}[]", one, kind.valueType))
+        for key, one in pairs
+    ]
 
 
 def _struct(name: str, value: Any, kind: StructType) -> Any:
@@ -176,98 +166,76 @@ def _struct(name: str, value: Any, kind: StructType) -> Any:
             return _refuse(name, value, kind)
         fields = dict(zip(kind.names, value, strict=True))
     if missing := [field for field in kind.names if field not in fields]:
-        raise NotOfSchema(f"{name}: {value!r} is no {kind.simpleString()}: it has no field {missing[0]!r}")
+        raise NotOfSchema(
+            f"{name}: {value!r} is not of type {kind.simpleString()}: it has no field {missing[0]!r}"
+        )
     return {
         field.name: converted(f"{name}.{field.name}", fields[field.name], field.dataType) for field in kind
     }
 
 
 def _refuse(name: str, value: object, kind: DataType) -> Never:
-    raise NotOfSchema(f"{name}: {value!r} is no {kind.simpleString()}")
+    raise NotOfSchema(f"{name}: {value!r} is not of type {kind.simpleString()}")
 
 
 RULES = (
+    Rule((BooleanType,), ("boolean",), "`bool`", _only(bool | np.bool_, bool), ("b", "boolean")),
     Rule(
-        types=(BooleanType,),
-        names=("boolean",),
-        values="`bool`",
-        convert=_boolean,
-        columns=frozenset({"b", "boolean"}),
+        (IntegralType,),
+        ("byte", "short", "int", "long"),
+        "`int`; a `float` or `Decimal` without a fraction; all within the range of the type",
+        _whole,
+        ("i", "u", "f", "integer"),
     ),
     Rule(
-        types=(IntegralType,),
-        names=("byte", "short", "int", "long"),
-        values="`int`; a `float` or `Decimal` without a fraction; all within the range of the type",
-        convert=_whole,
-        columns=frozenset({"i", "u", "f", "integer"}),
+        (FloatType, DoubleType),
+        ("float", "double"),
+        "`float`; an `int` that is the same number then",
+        _floating,
+        ("f",),
     ),
     Rule(
-        types=(FloatType, DoubleType),
-        names=("float", "double"),
-        values="`float`; an `int` that is the same number then",
-        convert=_floating,
-        columns=frozenset({"f"}),
+        (DecimalType,), ("decimal",), "`Decimal` and `int`, with no more digits than the type has", _decimal
+    ),
+    Rule((StringType,), ("string",), "`str`", _only(str, str), ("string",)),
+    Rule(
+        (BinaryType,),
+        ("binary",),
+        "`bytes`, `bytearray`, `memoryview`",
+        _only(bytes | bytearray | memoryview, bytes),
+        ("bytes",),
     ),
     Rule(
-        types=(DecimalType,),
-        names=("decimal",),
-        values="`Decimal` and `int`, with no more digits than the type has",
-        convert=_decimal,
+        (DateType,),
+        ("date",),
+        "`date`; a `datetime` or `Timestamp` at midnight, without a time zone",
+        _date,
     ),
     Rule(
-        types=(StringType,), names=("string",), values="`str`", convert=_text, columns=frozenset({"string"})
+        (TimestampType,),
+        ("timestamp",),
+        "`datetime`, `Timestamp`, `datetime64`, in whole µs; without a time zone it is taken for UTC",
+        _timestamp,
+        ("M", "with time zone"),
     ),
+    Rule((TimestampNTZType,), ("timestamp_ntz",), "the same without a time zone", _timestamp_ntz, ("M",)),
+    Rule((TimeType,), ("time",), "`time` without a time zone", _time_of_day),
     Rule(
-        types=(BinaryType,),
-        names=("binary",),
-        values="`bytes`, `bytearray`, `memoryview`",
-        convert=_binary,
-        columns=frozenset({"bytes"}),
+        (DayTimeIntervalType,),
+        ("interval day to second",),
+        "`timedelta`, `Timedelta`, `timedelta64`, in whole µs",
+        _interval,
+        ("m",),
     ),
+    Rule((ArrayType,), ("array",), "`list`, `tuple`, `ndarray`, of such values", _array),
+    Rule((MapType,), ("map",), "`dict`, or pairs in a `list`; no key is null", _map),
     Rule(
-        types=(DateType,),
-        names=("date",),
-        values="`date`; a `datetime` or `Timestamp` at midnight, without a time zone",
-        convert=_date,
+        (StructType,),
+        ("struct",),
+        "`dict` or `Row` with every field by its name, or a `tuple` of all of them",
+        _struct,
     ),
-    Rule(
-        types=(TimestampType,),
-        names=("timestamp",),
-        values="`datetime`, `Timestamp`, `datetime64`, in whole µs; without a time zone it is taken for UTC",
-        convert=_timestamp,
-        columns=frozenset({"M", "with time zone"}),
-    ),
-    Rule(
-        types=(TimestampNTZType,),
-        names=("timestamp_ntz",),
-        values="the same without a time zone",
-        convert=_timestamp_ntz,
-        columns=frozenset({"M"}),
-    ),
-    Rule(types=(TimeType,), names=("time",), values="`time` without a time zone", convert=_time_of_day),
-    Rule(
-        types=(DayTimeIntervalType,),
-        names=("interval day to second",),
-        values="`timedelta`, `Timedelta`, `timedelta64`, in whole µs",
-        convert=_interval,
-        columns=frozenset({"m"}),
-    ),
-    Rule(
-        types=(ArrayType,),
-        names=("array",),
-        values="`list`, `tuple`, `ndarray`, of such values",
-        convert=_array,
-    ),
-    Rule(
-        types=(MapType,), names=("map",), values="`dict`, or pairs in a `list`; no key is null", convert=_map
-    ),
-    Rule(
-        types=(StructType,),
-        names=("struct",),
-        values="`dict` or `Row` with every field by its name, or a `tuple` of all of them",
-        convert=_struct,
-    ),
-    Rule(types=(NullType,), names=("void",), values="nothing but null", convert=_refuse),
+    Rule((NullType,), ("void",), "nothing but null", _refuse),
 )
 
 
@@ -352,4 +320,4 @@ def _column_kind(values: pd.Series) -> str:
 
 
 def _unfit(name: str, error: Exception, kind: DataType) -> NotOfSchema:
-    return NotOfSchema(f"{name}: no {kind.simpleString()}: {described(error)}")
+    return NotOfSchema(f"{name}: not of type {kind.simpleString()}: {described(error)}")

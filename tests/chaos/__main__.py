@@ -14,7 +14,7 @@ from kmqpy.errors import ClusterError
 from . import report
 from .celery_tasks import run as kill_workers
 from .cuts import run as cut_logs
-from .gateways import STORAGES
+from .gateways import LARGE, STORAGES
 from .gateways import run as kill_gateways
 from .run import run as run_it
 from .schedule import LEVELS
@@ -38,9 +38,10 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--quick"                one fault of each kind, less than 4 minutes
   make chaos ARGS="--full"                 1,000,000 messages, 140 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
-  make chaos ARGS="--lanes"                copies go to a retry lane
+  make chaos ARGS="--lanes"                copies go to a retry lane, urgent messages to others
   make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, about 10 minutes
-  make chaos ARGS="--clocks 180"            clocks, of brokers too, are wrong by 3 minutes to either side
+  make chaos ARGS="--clocks 180"           clocks, of brokers too, are wrong by 3 minutes to either side;
+                                           with --gateways or --sqs those of gateways
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
   make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
@@ -94,7 +95,7 @@ def main() -> None:
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
 @click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last three.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
-@click.option("--lanes", is_flag=True, help="The queue has a retry lane.")
+@click.option("--lanes", is_flag=True, help="The queue has a retry lane and priorities.")
 @click.option(
     "--control",
     metavar="NAME",
@@ -123,13 +124,14 @@ def run(
     """Run."""
     out.mkdir(parents=True, exist_ok=True)
     logs.setup("CRITICAL", "text")  # of this process; the others have their own
+    size = replace(LARGE, clocks_s=clocks)
     try:
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
         elif gateways:
-            problems = kill_gateways(gateways, messages, _seed(seed), out, _tell)
+            problems = kill_gateways(gateways, messages, _seed(seed), out, _tell, size)
         elif sqs:
-            problems = kill_sqs(messages, _seed(seed), out, _tell)
+            problems = kill_sqs(messages, _seed(seed), out, _tell, size)
         elif celery:
             problems = kill_workers(messages, _seed(seed), out, _tell)
         elif cuts:
@@ -143,7 +145,7 @@ def run(
                 seed,
                 out,
                 late_acks=not no_late_acks,
-                retry_lane=lanes,
+                lanes=lanes,
                 clocks_s=clocks,
             )
     except (Failed, ClusterError) as error:

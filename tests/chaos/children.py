@@ -21,7 +21,7 @@ from kmqpy.core import logs
 from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.message import Message
+from kmqpy.message import Message, OutgoingMessage
 
 from .clocks import WRONG_BY, shift
 from .journal import Journal, lanes_of, places
@@ -169,7 +169,7 @@ def _finish(
 def send(task: ChildTask) -> None:
     """Send numbers; what was tried (t), is acknowledged (k) or of unknown outcome (u) is in the journal."""
     stopping = _until_sigterm()
-    journal = Journal(Path(task.journal))
+    journal, priorities = Journal(Path(task.journal)), task.settings.priorities
     every = max(1, round(task.per_second * _EVERY_S))
     started, sent = time.monotonic(), 0
     with _opened(task, stopping) as producer:
@@ -181,12 +181,18 @@ def send(task: ChildTask) -> None:
             first, size = task.first + sent, min(due, every * _CATCH_UP)
             journal.write(("t", first, size))
             try:
-                producer.send_many([str(number) for number in range(first, first + size)])
+                producer.send_many([_outgoing(number, priorities) for number in range(first, first + size)])
             except KmqError:
                 journal.write(("u", first, size))
             else:
                 journal.write(("k", first, size))
             sent += size
+
+
+def _outgoing(number: int, priorities: int) -> OutgoingMessage:
+    """A message; where there are priorities, every fourth one is urgent."""
+    urgency = max(0, _dice(b"priority of %d" % number) // 125 - 5) if priorities > 1 else 0
+    return OutgoingMessage(str(number), priority=urgency)
 
 
 def track(arguments: list[str]) -> None:

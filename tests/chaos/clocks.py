@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kmqpy.dev.server import Server
+from kmqpy.errors import ClusterError
 
 WRONG_BY = "KMQ_CHAOS_CLOCK_S"
 """The variable of the environment that says by how many seconds a process's clock is wrong."""
@@ -32,16 +33,20 @@ def set_wrong(processes: Sequence[Process], by_s: float) -> None:
         process.environment = {**process.environment, WRONG_BY: str(wrong_s)}
 
 
-def restart_wrong(brokers: Sequence[Server], by_s: float, preload: Path) -> None:
+def restart_wrong(brokers: Sequence[Server], by_s: float) -> None:
     """Restart brokers, one by one, with wrong clocks."""
     for broker, wrong_s in zip(brokers, spread(by_s, len(brokers)), strict=True):
         broker.stop()
-        broker.environment = {
-            **broker.environment,
-            "LD_PRELOAD": str(preload),
-            "FAKETIME": f"{wrong_s:+.0f}s",
-        }
+        broker.environment = {**broker.environment, **of_any_program(wrong_s)}
         broker.start(180)
+
+
+def of_any_program(wrong_s: float) -> dict[str, str]:
+    """Variables of the environment that give any program a clock that is wrong by so much."""
+    found = library()
+    if found is None:
+        raise ClusterError("no program can be given a wrong clock: install libfaketime")
+    return {"LD_PRELOAD": str(found), "FAKETIME": f"{wrong_s:+.0f}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 def shift(by_s: float) -> None:

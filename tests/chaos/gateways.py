@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,8 @@ from kmqpy.core.clock import wait_until
 from kmqpy.dev import Cluster
 from kmqpy.dev.databases import Databases
 from kmqpy.dev.ports import free_ports
+
+from .clocks import of_any_program, spread
 
 QUEUES = ("/queue/1/chaos", "/dedupq/1/chaos")
 STORAGES = ("postgresql", "kafka")
@@ -49,11 +51,13 @@ class Size:
     gateways  how many there are; all over one storage
     kills     how many of them are killed
     clients   threads that send and receive
+    clocks_s  a third of the gateways has a clock that is slow by so much, a third a fast one
     """
 
     gateways: int = 3
     kills: int = 3
     clients: int = 8
+    clocks_s: float = 0.0
 
 
 LARGE, SMALL = Size(), Size(gateways=2, kills=1, clients=3)
@@ -61,18 +65,20 @@ LARGE, SMALL = Size(), Size(gateways=2, kills=1, clients=3)
 
 @dataclass(eq=False)
 class Gateway:
-    """One `kmq gateway` in a process of its own, on a port that it keeps."""
+    """One `kmq gateway` in a process of its own, on a port that it keeps; its clock is wrong by `wrong_s`."""
 
     url: str
     port: int
     log: Path
+    wrong_s: float = 0.0
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         command = [sys.executable, "-c", "from kmqpy.cli import main; main()", "gateway"]
         options = ["--port", str(self.port), "--admin-port", "0", "--no-access-log", "--log-format", "text"]
         with self.log.open("ab") as log:
-            env = {**os.environ, "KMQ_QUEUE_URL": self.url}
+            clock = of_any_program(self.wrong_s) if self.wrong_s else {}
+            env = {**os.environ, "KMQ_QUEUE_URL": self.url, **clock}
             self.process = subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log)
         assert wait_until(self.answers, _START_S, every_s=0.1), self.log.read_text()[-2000:]
 
@@ -271,10 +277,20 @@ def cut_connections(url: str) -> None:
         )
 
 
-def run(storage: str, count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[str]:
+def run(
+    storage: str, count: int, seed: int, out: Path, tell: Callable[[str], None], size: Size = LARGE
+) -> list[str]:
     """Send at least `count` messages through gateways over this storage; returns what was wrong."""
     with backend(storage) as (url, break_something):
-        return run_on(url, break_something, count, seed, out, tell)
+        return run_on(url, break_something, count, seed, out, tell, size)
+
+
+def gateways_at(url: str, ports: Sequence[int], out: Path, size: Size) -> list[Gateway]:
+    """Gateways that are not started yet."""
+    wrong = spread(size.clocks_s, len(ports))
+    return [
+        Gateway(url, port, out / f"gateway-{port}.log", by_s) for port, by_s in zip(ports, wrong, strict=True)
+    ]
 
 
 def run_on(
@@ -290,7 +306,7 @@ def run_on(
     dice = random.Random(seed)
     tell(f"seed {seed}")
     ports = free_ports(size.gateways)
-    gateways = [Gateway(url, port, out / f"gateway-{port}.log") for port in ports]
+    gateways = gateways_at(url, ports, out, size)
     journal = Journal()
     clients = [Client(number, ports, journal, seed) for number in range(size.clients)]
     try:

@@ -3,7 +3,7 @@
 import json
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Op
-from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC, int_header
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 from .claims import ClaimOrder, LateAckOrder
@@ -67,7 +67,7 @@ def read_topics(
 
     def in_queue(record: Any) -> None:
         place = (record.partition() + lanes[record.topic()], record.offset())
-        stored = _stored(record, place)
+        stored = _stored(record, place, lanes)
         seen.records[place] = stored
         if stored.origin != place:
             insort(times.copies[record.partition()], record.timestamp()[1])
@@ -103,7 +103,7 @@ def read_topics(
                 seen.ended.add(place)
 
     def in_dead_letters(record: Any) -> None:
-        seen.dead.append(_stored(record, (-1, -1)))
+        seen.dead.append(_stored(record, (-1, -1), lanes))
 
     starts = dict.fromkeys(range(partitions), 0)
     for lane in queue.lanes():
@@ -162,7 +162,7 @@ def _evidence(
             note(record)
 
     def in_dead_letters(record: Any) -> None:
-        if _stored(record, (-1, -1)).origin in places:
+        if _stored(record, (-1, -1), lanes).origin in places:
             note(record)
 
     def in_markers(lane: str, record: Any) -> None:
@@ -184,9 +184,10 @@ def _evidence(
     return found
 
 
-def _stored(record: Any, place: Place) -> Stored:
+def _stored(record: Any, place: Place, lanes: Mapping[str, int]) -> Stored:
     headers = m.headers_of(record.headers())
     offset = int_header(headers, ORIGINAL_OFFSET)
     if offset is not None:
-        place = (int_header(headers, ORIGINAL_PARTITION) or 0, offset)
+        lane = dict(headers).get(ORIGINAL_TOPIC, b"").decode()  # named if it is not the main one
+        place = ((int_header(headers, ORIGINAL_PARTITION) or 0) + lanes.get(lane, 0), offset)
     return Stored(int(record.value()), place)

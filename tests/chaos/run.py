@@ -85,10 +85,12 @@ def run(
     show: Show,
     *,
     late_acks: bool = True,
-    retry_lane: bool = False,
+    lanes: bool = False,
     clocks_s: float = 0.0,
 ) -> Result:
-    """One run; its queue has the settings `late_acks`, `retry_lane`, and clocks are wrong by `clocks_s`.
+    """One run; its queue has `late_acks`, and a retry lane and three priorities with `lanes`.
+
+    Clocks are wrong by `clocks_s`.
 
     Raises Failed, or ClusterError, when the servers can't even be started.
     """
@@ -99,7 +101,7 @@ def run(
     events.add("start", level=level.name, seed=seed, messages=level.messages, faults=len(faults))
     show(f"{level.name}, seed {seed}: {level.messages:,} messages, {len(faults)} faults; starting servers")
     began = time.monotonic()
-    settings = {"late_acks": late_acks, "retry_lane": retry_lane}
+    settings = {"late_acks": late_acks, "retry_lane": lanes, "priorities": 3 if lanes else 1}
     with Stage(level, load_s(level, faults), out, settings, clocks_s=clocks_s) as stage:
         return _Run(stage, seed, faults, events, show, began).run()
 

@@ -27,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
 
-from .gateways import LARGE, Gateway, Size, Span, backend, break_things
+from .gateways import LARGE, Size, Span, backend, break_things, gateways_at
 
 _QUEUES = ("chaos", "chaos.fifo")
 _LEASE_S = 4
@@ -191,10 +191,10 @@ def _named(body: str) -> tuple[str, float]:
     return headers["id"], datetime.fromisoformat(headers["eta"]).timestamp()
 
 
-def run(count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[str]:
+def run(count: int, seed: int, out: Path, tell: Callable[[str], None], size: Size = LARGE) -> list[str]:
     """Let at least `count` messages be accepted; returns what was wrong."""
     with backend("postgresql") as (url, cut):
-        return run_on(url, cut, count, seed, out, tell)
+        return run_on(url, cut, count, seed, out, tell, size)
 
 
 def run_on(
@@ -209,7 +209,7 @@ def run_on(
     """The same on a storage that runs already."""
     tell(f"seed {seed}")
     ports = free_ports(size.gateways)
-    gateways = [Gateway(url, port, out / f"gateway-{port}.log") for port in ports]
+    gateways = gateways_at(url, ports, out, size)
     journal = Journal()
     clients = [Client(number, ports, journal, seed) for number in range(size.clients)]
     try:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
@@ -24,7 +24,7 @@ from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import ChildTask
-from .clocks import library, restart_wrong, set_wrong
+from .clocks import restart_wrong, set_wrong
 from .proxy import Gate, Proxy
 from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 
@@ -193,7 +193,7 @@ class Stage:
     """
 
     def __init__(
-        self, level: Level, load_s: float, out: Path, settings: dict[str, bool], *, clocks_s: float = 0.0
+        self, level: Level, load_s: float, out: Path, settings: dict[str, Any], *, clocks_s: float = 0.0
     ) -> None:
         self.level = level
         self.clocks_s = clocks_s
@@ -257,12 +257,9 @@ class Stage:
         self.wait_until_served()
 
     def _make_clocks_wrong(self) -> None:
-        preload = library()
-        if preload is None:
-            raise Failed("brokers can't be given wrong clocks: install libfaketime")
         for slots in (self.trackers, self.consumers, self.senders):
             set_wrong(slots, self.clocks_s)
-        restart_wrong([self.cluster.broker(n) for n in range(1, BROKERS + 1)], self.clocks_s, preload)
+        restart_wrong([self.cluster.broker(n) for n in range(1, BROKERS + 1)], self.clocks_s)
 
     def wait_until_served(self) -> None:
         """Until a tracker is at work for each partition and all are ready."""

@@ -299,10 +299,18 @@ def test_what_was_signed_can_not_be_changed(served, keys):
     assert ask(signed(served, pair, b"{}", age=timedelta(minutes=14))) == (200, "")
     unsigned_target = signed(served, pair, b"{}", drop=["X-Amz-Target"])
     assert ask({**unsigned_target, "X-Amz-Target": "AmazonSQS.ListQueues"}) == (400, "IncompleteSignature")
+    whole = good["Authorization"]
+    algorithm, *fields = whole.replace(",", "").split()
+    assert ask({**good, "Authorization": f"{algorithm} {', '.join(reversed(fields))}"}) == (200, "")
+    assert ask({**good, "Authorization": whole.upper()})[0] == 400
+    assert ask({**good, "Authorization": whole.replace("us-east-1", "us-west-1")})[0] == 403
     for broken in (
         "AWS4-HMAC-SHA256 Credential=a",
         "Basic x",
-        good["Authorization"].replace("/sqs/", "/s3/"),
+        whole.replace("/sqs/", "/s3/"),
+        whole.partition(", Signature=")[0],
+        whole.replace("host;", ""),
+        whole.replace("host;", f"host;{'a' * 2_000};"),
     ):
         assert ask({**good, "Authorization": broken}) == (400, "IncompleteSignature")
 
@@ -315,6 +323,9 @@ def test_a_signed_url_is_good_until_it_expires(served, keys):
     assert served.ask("GET", path).status == 200
     assert served.ask("GET", path.replace("ListQueues", "PurgeQueue")).status == 403
     assert served.ask("GET", path.replace("Expires=60", "Expires=61")).status == 403
+    assert served.ask("GET", path.replace("%2B", "+")).status == 403
+    assert served.ask("GET", path.replace("Prefix=a%20~", "Prefix=a+%7e")).status == 200
+    assert served.ask("GET", f"{path}&QueueNamePrefix=b").status == 403
     old = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)["X-Amz-Date"][0]
     assert served.ask("GET", path.replace(old, "20200101T000000Z")).status == 403
     for wrong in ("x", "000000001" + "9" * 9, "1" * 5_000):

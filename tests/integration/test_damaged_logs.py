@@ -20,9 +20,10 @@ from tests.cut_logs import damage, log_folder
 
 COUNT = 20
 AT = 12
-FORMAT, LENGTH = 16, 8
-"""Where these stand in a batch. The checksum covers neither."""
-HARMED = {"bits": None, "format": FORMAT, "length": LENGTH}
+FORMAT, LENGTH, OFFSET = 16, 8, 1
+"""Where these stand in a batch. The checksum covers none of them."""
+HARMED = {"bits": None, "format": FORMAT, "length": LENGTH, "offset": OFFSET}
+MARKERS = {"markers": None, "lies": OFFSET}
 
 
 def sent(queue: LiveQueue, partition: int = 0) -> list[str]:
@@ -31,22 +32,24 @@ def sent(queue: LiveQueue, partition: int = 0) -> list[str]:
 
 
 class Scene:
-    """Queues of two partitions, by the harm to partition 0; of `markers`, that of its markers."""
+    """Queues of two partitions, by the harm to partition 0, or to its markers."""
 
     def __init__(self, cluster: Cluster) -> None:
         where = KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
         self.broker = cluster.broker()
-        names, lease_ms = (*HARMED, "markers"), 600_000
+        names, lease_ms = (*HARMED, *MARKERS, "zeros"), 600_000
         self.queues = {name: LiveQueue(*where, name, 2, root="/kmq", lease_ms=lease_ms) for name in names}
         for queue in self.queues.values():
             for partition in (0, 1):
                 for body in sent(queue, partition):  # each in a batch of its own
                     queue.append(None, body.encode(), topic=queue.name, partition=partition)
-        for number in range(COUNT):
-            self.queues["markers"].mark(Marker(0, number, Op.TAKE, 1))
+        for name in MARKERS:
+            for number in range(COUNT):
+                self.queues[name].mark(Marker(0, number, Op.TAKE, 1))
         self.broker.stop()
         self.undo = [damage(log_folder(cluster, name), AT, at) for name, at in HARMED.items()]
-        self.undo.append(damage(log_folder(cluster, "markers__markers"), AT))
+        self.undo += [damage(log_folder(cluster, f"{name}__markers"), AT, at) for name, at in MARKERS.items()]
+        self.undo.append(damage(log_folder(cluster, "zeros"), AT, zeros=True))
         self.broker.start(180)
 
     def mend(self) -> None:
@@ -65,9 +68,21 @@ def scene() -> Iterator[Scene]:
             queue.__exit__()
 
 
-def damage_found(queue: LiveQueue) -> list[Finding]:
+def damage_found(queue: LiveQueue, *, reads_logs: bool = False) -> list[Finding]:
     with Admin(queue.connection, queue.zookeeper) as admin:
-        return [one for one in admin.doctor(queue.name) if one.kind is Kind.DAMAGED_LOG]
+        found = admin.doctor(queue.name, reads_logs=reads_logs)
+    return [one for one in found if one.kind is Kind.DAMAGED_LOG]
+
+
+def test_the_doctor_survives_what_ends_each_process_that_reads_it_and_reads_ahead_when_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damaged_logs, "_SILENT_S", 1.0)
+    (found,) = damage_found(scene.queues["zeros"])
+    assert f"zeros, partition 0: nobody can read on from offset {AT}: nothing comes" in found.what
+    assert damage_found(scene.queues["bits"]) == []
+    (found,) = damage_found(scene.queues["bits"], reads_logs=True)
+    assert f"bits, partition 0: nobody can read on from offset {AT}: MessageSet" in found.what
 
 
 def test_messages_before_the_damage_and_of_other_partitions_come_and_it_is_named(
@@ -90,14 +105,15 @@ def test_messages_before_the_damage_and_of_other_partitions_come_and_it_is_named
     with pytest.raises(KmqError, match=r"partition 0: MessageSet at offset 12 .* failed CRC"):
         partition_reader.scan(queue.connection, "markers__markers", {0: 0}, lambda _: None)
     tracker = queue.tracker(wait=False)
-    until(lambda: len(tracker.owned()) == 7, what=tracker.problems)
-    until(lambda: "MessageSet at offset 12" in str(tracker.problems()), what=tracker.problems)
+    until(lambda: len(tracker.owned()) == 12, what=tracker.problems)
+    for why in ("MessageSet at offset 12", "a batch says offset 45"):
+        until(lambda why=why: why in str(tracker.problems()), what=tracker.problems)
 
     scene.mend()
 
     for name, client in clients.items():
         assert bodies(collect(client, COUNT - AT)) == sent(scene.queues[name])[AT:]
-    until(lambda: len(tracker.owned()) == 8, what=tracker.problems)
+    until(lambda: len(tracker.owned()) == 14, what=tracker.problems)
     until(lambda: queue.copies() == dict.fromkeys(sent(queue), 2) | dict.fromkeys(sent(queue, 1), 1))
 
 

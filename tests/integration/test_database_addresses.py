@@ -1,5 +1,6 @@
 """Databases at Unix sockets, and at several addresses of which one takes writes."""
 
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from kmqpy.dev import Databases
 from kmqpy.dev.ports import free_ports
 from kmqpy.dev.programs import hand_over
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.queue import queue_for, storage_for
 
 
@@ -56,6 +57,36 @@ def test_of_several_addresses_the_one_that_takes_writes_is_used(database_url: Ca
             assert queue.size() == 1
         with psycopg.connect(database_url("postgresql")) as there:
             assert there.execute("SELECT to_regclass('several_messages')").fetchone() != (None,)
+
+
+def test_a_standby_hands_out_nothing_and_once_promoted_beside_its_primary_everything_again(
+    folder: Path,
+) -> None:
+    """What docs/storage-operations.md says of both."""
+    with Databases("postgresql", keep=folder / "primary") as primary:
+        queue_for(f"{primary.urls['postgresql']}?queue=q&create=true").close()
+    subprocess.run(["cp", "-a", folder / "primary", folder / "standby"], check=True)
+    (folder / "standby" / "postgresql" / "data" / "standby.signal").touch()
+    with (
+        Databases("postgresql", keep=folder / "primary") as primary,
+        Databases("postgresql", keep=folder / "standby") as standby,
+        queue_for(f"{primary.urls['postgresql']}?queue=q") as queue,
+        queue_for(f"{standby.urls['postgresql']}?queue=q&timeout_ms=300ms") as refused,
+    ):
+        for call in (lambda: refused.send("x"), refused.receive):
+            with pytest.raises(Unavailable, match="read-only transaction"):
+                call()
+        address = standby.urls["postgresql"].partition("@")[2].partition("/")[0]
+        with queue_for(f"{primary.urls['postgresql'].replace('@', f'@{address},')}?queue=q") as found:
+            found.send("x")
+        assert queue.receive()[0].body == b"x"
+        with psycopg.connect(standby.urls["postgresql"], autocommit=True) as there:
+            there.execute("SELECT pg_promote()")
+        refused.send("y")
+        (theirs,) = refused.receive(wait=5)
+        assert (theirs.body, queue.in_flight()) == (b"y", 1)
+        queue.ack(theirs.receipt)
+        assert queue.in_flight() == 0, "the receipt of `y` was one of `x`"
 
 
 @pytest.mark.parametrize("url", ["redis://h/0", "rediss:///0", "postgresql://h/db"])

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 from support import delete_topic, until, value
 
+from kmqpy.errors import Unfinished
 from kmqpy.kafka.client.consumer import QueueConsumer
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.late_operations import PLANNED_AT
 from kmqpy.kafka.markers.lineage import ANCESTORS
-from kmqpy.kafka.message_headers import DEAD_LETTER_TOPIC
+from kmqpy.kafka.message_headers import DEAD_LETTER_PARTITION, DEAD_LETTER_TOPIC
+from kmqpy.kafka.settings_mirror import CurrentSettings
 
 LONG_S = 60.0
 SOON_S = 0.2
@@ -100,6 +102,48 @@ def test_r46_late_operations_on_originals_in_other_lanes(queue, lanes):
     (redriven,) = take(lanes["retry"], 1)
     assert (redriven.body, redriven.id, redriven.attempts) == (b"d", d.id, 1)
     assert len(queue.records()) == 4
+
+
+def test_each_lane_has_metrics_and_dead_letters_count_once(make_queue):
+    queue = make_queue(retry_lane=True)
+    tracker = queue.tracker(http_port=0, count_interval_ms=50, wait=False)
+    for topic in (
+        f"{queue.name}__retry",
+        f"{queue.name}__retry",
+        queue.name,
+        queue.settings.dead_letter_topic,
+    ):
+        queue.append(None, b"a", topic=topic)
+
+    def shown(lane):
+        found = (
+            tracker.metrics.registry.get_sample_value(f"kmq_{name}", {"queue": lane, "partition": "0"})
+            for name in ("depth", "dead_letters")
+        )
+        return tuple(found)
+
+    until(lambda: shown(queue.name) == (1, 1) and shown(f"{queue.name}__retry") == (2, None))
+    assert tracker.metrics.backlog(queue.name) == 3
+
+
+def test_dead_letters_of_a_lane_that_is_gone_stay_those_of_the_queue(make_queue):
+    queue = make_queue(2)
+    headers = [(DEAD_LETTER_TOPIC, f"{queue.name}__retry".encode()), (DEAD_LETTER_PARTITION, b"1")]
+    queue.append(None, b"a", headers, topic=queue.settings.dead_letter_topic)
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
+        assert len(letters.list()) == letters.redrive() == 1
+    assert [(one.partition(), one.value()) for one in queue.records()] == [(1, b"a")]
+
+
+def test_r47_a_redrive_does_not_commit_to_a_lane_that_is_removed(make_queue, monkeypatch):
+    queue = make_queue(retry_lane=True)
+    queue.append(None, b"a", topic=queue.settings.dead_letter_topic)
+    monkeypatch.setattr(CurrentSettings, "recent", lambda _: replace(queue.settings, retry_lane=False))
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
+        with pytest.raises(Unfinished):
+            letters.redrive()
+        assert len(letters.list()) == 1
+    assert queue.records(f"{queue.name}__retry") == []
 
 
 def test_r46_an_acknowledged_message_of_another_lane_becomes_no_dead_letter(queue, lanes):

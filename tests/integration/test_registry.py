@@ -139,16 +139,16 @@ def test_removal_without_owners(registry, zk, root):
 def test_a_queue_made_anew_while_a_second_call_removes_it_stays(registry, monkeypatch):
     queue = QueueSettings(name="q")
     registry.register(queue, 1)
-    mark, released = registry_removal._mark_deleting, []
+    mark, released = registry_removal.mark_deleting, []
 
     def overtaken(znodes, name):
         marked = mark(znodes, name)
-        monkeypatch.setattr(registry_removal, "_mark_deleting", mark)
+        monkeypatch.setattr(registry_removal, "mark_deleting", mark)
         registry.remove(name)
         registry.register(queue, 2)
         return marked
 
-    monkeypatch.setattr(registry_removal, "_mark_deleting", overtaken)
+    monkeypatch.setattr(registry_removal, "mark_deleting", overtaken)
     registry.remove(queue.name, on_released=lambda: released.append(1))
     assert released == []
     assert [(one.partitions, one.deleting) for one in registry.queues()] == [(2, False)]

@@ -136,6 +136,20 @@ def test_by_key_each_message_is_shown_once(queue):
     assert find_by_key(queue.connection, queue.settings, b"k", 2**52) == []
 
 
+def test_a_copy_in_the_retry_lane_is_no_dead_letter(make_queue):
+    queue = make_queue(retry_lane=True)
+    queue.tracker(wait=False)
+    queue.send("a")
+    client = queue.client()
+    client.nack(collect(client, 1, lease=20.0), reason="why")
+    (again,) = collect(client, 1, lease=20.0)
+    life = client.trace(again)
+    assert life == client.trace("0:0")
+    assert life.records == ("0:0", f"{queue.name}__retry:0:0")
+    assert told(life) == ["sent", "taken", "given back", "redelivered", "taken"]
+    assert life.state == "in flight"
+
+
 def test_messages_that_were_copied_before_copies_were_named(queue):
     queue.append(None, b"m", topic=queue.name)
     queue.mark(Marker(0, 0, Op.TAKE, 60_000))

@@ -42,7 +42,6 @@ MAY_LACK = {
     "sqlalchemy": ("kmqpy.storages.sql.",),
     "psycopg": ("kmqpy.storages.sql.",),
     "pymysql": ("kmqpy.storages.sql.",),
-    "httpx": ("kmqpy.storages.http.",),
     **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop"), ("kmqpy.gateway.",)),
     "msgspec": ("kmqpy.gateway.", "kmqpy.queue.shapes", "kmqpy.storages.http."),
 }

@@ -19,7 +19,7 @@ from .checker import History
 from .connection import Connection, timed_out
 from .kafka import Module
 from .log_readers import LogReader, RepeatedReader
-from .model import Process, Steps
+from .model import LANE_SUFFIXES, Process, Steps
 from .stepwise import stepwise
 from .surroundings import CLOCK, QUEUE, NothingHangsWatch, NoWatch, Threading, Topics, number_of, records
 
@@ -184,7 +184,7 @@ _client = stepwise(
 )
 _lanes = stepwise(
     "kmqpy.kafka.client.lanes",
-    {"_round", "each", "poll", "start"},
+    {"_round", "each", "poll", "start", "_receive_ahead"},
     QueueConsumer=_client.QueueConsumer,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
@@ -324,10 +324,11 @@ def client(
             except TopicError:
                 yield 200 * world.random()
                 continue
-            iterates = lease == lease_ms and not queue.has_lanes
+            iterates = lease == lease_ms and (not queue.has_lanes or queue.priorities > 1)
             if iterates and world.random() < 0.2:  # `for message in client`: one after the other
                 until = asked + lease_ms / 1000
-                own.read_ahead.extend(messages[1:], until)
+                for one, some in own._split(messages[1:]) if queue.has_lanes else [(own, messages[1:])]:
+                    one.read_ahead.extend(some, until)
                 messages = messages[:1]
             for message in messages:
                 use(message, lease)
@@ -344,6 +345,16 @@ def client(
                 # QueueConsumer.__iter__ must look, too: we may have stood still.
                 if (message := own.read_ahead.pop()) is not None and until > process.monotonic():
                     use(message, lease)
+            while queue.has_lanes and any(one.read_ahead for one in consumers):
+                yield 40 * world.random()
+                for one in consumers:
+                    one.read_ahead.give_back_stale()
+                if (found := own._pop()) is not None:
+                    level, message = found
+                    use(message, lease)
+                    if level and world.random() < 0.5:
+                        with contextlib.suppress(TopicError):
+                            yield from own._receive_ahead(own._lanes[:level], 3, 0)
             waiting = any(
                 member._commit_schedule.uncommitted
                 or any(
@@ -497,10 +508,12 @@ def producer(
     gap_ms: float,
     delays: bool,
     forwards: Random | None = None,
+    urgent: Random | None = None,
 ) -> Steps:
     """Sends `count` messages and records which sends were acknowledged.
 
-    `forwards`: every third message has the headers of one that is there, as some programs forward them.
+    forwards  every third message has the headers of one that is there, as some programs forward them
+    urgent    every third message is sent to the lane of urgent messages
     """
     world, process = connection.world, connection.process
     broker = connection.broker
@@ -513,7 +526,8 @@ def producer(
         history.attempted.add(body)
         try:
             yield from connection.reach()
-            place = (QUEUE, int(broker.partitions * world.random()))
+            is_urgent = urgent is not None and urgent.random() < 0.3
+            place = (f"{QUEUE}{LANE_SUFFIXES[is_urgent]}", int(broker.partitions * world.random()))
             if QUEUE in broker.missing:
                 raise timed_out()
             if forwards is not None and forwards.random() < 0.3:

@@ -11,7 +11,7 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 from .lanes import lane_topics
-from .model import Broker, Group, Process, Steps
+from .model import LANE_SUFFIXES, Broker, Group, Process, Steps
 
 REQUEST_TIMEOUT_MS = 400.0
 
@@ -58,7 +58,7 @@ class Connection:
     def describe(self) -> dict[str, TopicInfo]:
         """The topics of the queue's lanes, as far as they exist, as some broker knows them."""
         number = self.broker.number_told()
-        own = [self.queue_topic, self.markers_topic, *lane_topics(self.queue_topic)]
+        own = [topic for suffix in LANE_SUFFIXES for topic in lane_topics(self.queue_topic, suffix)]
         names = [name for name in own if (name, 0) in self.broker.logs and name not in self.broker.missing]
         return {name: TopicInfo(name, f"{name}-{number}", self.broker.partitions, 3) for name in names}
 

@@ -140,6 +140,10 @@ class MarkersConsumer:
                 break
         return found
 
+    def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        log = self._connection.broker.logs[place.topic, place.partition]
+        return log.start, log.end
+
     def close(self) -> None:
         self._positions.clear()
 

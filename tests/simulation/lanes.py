@@ -1,6 +1,7 @@
 """A queue with a retry lane: when that takes copies, and how it is added and removed while it is in use.
 
-See model.part_of for how the simulation numbers the partitions of both lanes.
+In some seeds it has a lane of urgent messages, too. See model.part_of for how the simulation numbers the
+partitions of all lanes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.lane_removal import with_draining
 from kmqpy.kafka.settings import MARKERS_SUFFIX, RETRY_SUFFIX, QueueSettings
 
-from .model import Broker, Log, Process, Steps, decoded, part_of, topic_of
+from .model import LANE_SUFFIXES, Broker, Log, Process, Steps, decoded, part_of, topic_of
 from .stepwise import stepwise
 
 if TYPE_CHECKING:
@@ -22,19 +23,21 @@ if TYPE_CHECKING:
 
 SHARE = 0.3
 """In so many of the seeds without a control the queue has a retry lane."""
+PRIORITIES = 0.5
+"""In so many of these it has two priorities, and clients iterate over its messages."""
 _REFUSED_FOR_MS = 3_000
 _CLIENTS_NOTICE_MS = 2_000
 
 
-def lane_topics(queue: str) -> list[str]:
-    """The topics of the retry lane."""
-    return [f"{queue}{RETRY_SUFFIX}", f"{queue}{RETRY_SUFFIX}{MARKERS_SUFFIX}"]
+def lane_topics(queue: str, suffix: str = RETRY_SUFFIX) -> list[str]:
+    """The topics of the retry lane, or of the one with this suffix."""
+    return [f"{queue}{suffix}", f"{queue}{suffix}{MARKERS_SUFFIX}"]
 
 
 def parts_of(broker: Broker, queue: str) -> list[int]:
-    """All partitions of all lanes; the main lane's come first, since copies go from there to the other."""
-    topics = [queue, *lane_topics(queue)[:1]]
-    return [part_of(*place) for place in broker.logs if place[0] in topics]
+    """All partitions of all lanes; the retry lane's come last, since copies go from the others to it."""
+    topics = [f"{queue}{suffix}" for suffix in LANE_SUFFIXES]
+    return sorted(part_of(*place) for place in broker.logs if place[0] in topics)
 
 
 class Lanes:
@@ -48,7 +51,7 @@ class Lanes:
         self.settings = simulation.queue
         """As the registry has them."""
         self.topic, _ = self._topics = lane_topics(self.settings.name)
-        self._lane = [*self.settings.lanes()[:-1]]
+        self._lane = [self.settings.lanes()[0]]
         self.deleting = False
         """The lane is registered, and its trackers are to let go of it."""
         luck = rng.random()
@@ -75,8 +78,9 @@ class Lanes:
             world.at(0.5 * quiet_at * rng.random(), self._add)
 
     def some(self, topic: str) -> str:
-        """This topic of the main lane, or that of the other lane."""
-        return topic_of(topic, part_of(self.topic, 0) if self._rng.random() < 0.5 else 0)
+        """This topic of the main lane, or that of another lane."""
+        others = [part_of(name, 0) for name in self.settings.lane_names[:-1]] or [part_of(self.topic, 0)]
+        return topic_of(topic, self._rng.choice(others) if self._rng.random() < 0.5 else 0)
 
     def allow_copies(self) -> None:
         """From now on copies can be written, if they ever could."""
@@ -85,7 +89,12 @@ class Lanes:
 
     def gone_topics(self) -> list[str]:
         """Those that were deleted."""
-        return [topic for topic in self._topics if not (self.deleting or self.settings.has_lanes)]
+        return [] if self.deleting or self.has_retry_lane else self._topics
+
+    @property
+    def has_retry_lane(self) -> bool:
+        """Whether the settings name it, perhaps as one that is to go."""
+        return self.topic in self.settings.lane_names
 
     def registered_only(self) -> list[QueueSettings]:
         """The lane that trackers are to let go of."""
@@ -120,7 +129,7 @@ class Lanes:
             topics=topics,
             connection=self._broker,
             clock=process,
-            mirror=lambda _: None,
+            mirror_settings=lambda settings: settings,
             tracked=lambda *_: None,
             registered=lambda _: None,
         )
@@ -176,12 +185,12 @@ class _Registry:
 
     def register(self, after: QueueSettings, _partitions: int, *, before: QueueSettings) -> bool:
         assert before == self._lanes.settings
-        self._lanes.change(after, deleting=not after.has_lanes)
+        self._lanes.change(after, deleting=self._lanes.topic not in after.lane_names)
         return True
 
     def lanes(self, _name: str) -> list[Any]:
         topic, markers = lane_topics(self._lanes.settings.name)
-        is_there = self._lanes.settings.has_lanes or self._lanes.deleting
+        is_there = self._lanes.has_retry_lane or self._lanes.deleting
         return [SimpleNamespace(name=topic, markers_topic=markers)] if is_there else []
 
     def remove(self, lane: str, _timeout_s: float, *, on_released: Any) -> Steps:

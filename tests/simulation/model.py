@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
-from kmqpy.kafka.settings import MARKERS_SUFFIX, RETRY_SUFFIX
+from kmqpy.kafka.settings import MARKERS_SUFFIX, PRIORITY_SUFFIX, RETRY_SUFFIX
 
 from .journal import Decided, Journal, Opened, Written
 from .late_requests import LateRequests
@@ -29,23 +29,25 @@ FIRST = 0
 """The number of the topics that there are at first; those that are recreated have the next one."""
 TRANSACTION_TIMEOUT_MS = 2_000
 GROUP_SESSION_MS = 1_500
-_RETRY_PART = 100
+LANE_SUFFIXES = ("", f"{PRIORITY_SUFFIX}1", RETRY_SUFFIX)
+"""Of the main lane, of one of urgent messages, and of the retry lane, to which the others' copies go."""
+_LANE = 100
 
 
 def part_of(topic: str, partition: int) -> int:
     """The number of a partition among those of all lanes; in the main lane it is that of the partition."""
-    return partition + _RETRY_PART * (RETRY_SUFFIX in topic)
+    return partition + _LANE * next((n for n in (1, 2) if LANE_SUFFIXES[n] in topic), 0)
 
 
 def main_partition(part: int) -> int:
     """The partition of the main lane that a client has if it has this one."""
-    return part % _RETRY_PART
+    return part % _LANE
 
 
 def topic_of(main_topic: str, part: int) -> str:
     """The topic of the lane that this partition is of, where this is the one of the main lane."""
     queue = main_topic.removesuffix(MARKERS_SUFFIX)
-    return main_topic if part < _RETRY_PART else f"{queue}{RETRY_SUFFIX}{main_topic[len(queue) :]}"
+    return f"{queue}{LANE_SUFFIXES[part // _LANE]}{main_topic[len(queue) :]}"
 
 
 class Process:

@@ -21,9 +21,22 @@ from .collapsing import Collapsing
 from .connection import Connection
 from .cut_logs import SHARE as _CUT_LOGS
 from .cut_logs import CutLogs, end_all_hanging
+from .lanes import PRIORITIES as _PRIORITIES
 from .lanes import SHARE as _LANES
 from .lanes import LaneRemoval, Lanes, lane_topics, open_in, parts_of
-from .model import LIAR, Actor, Broker, Group, Log, Process, Steps, World, main_partition, topic_of
+from .model import (
+    LANE_SUFFIXES,
+    LIAR,
+    Actor,
+    Broker,
+    Group,
+    Log,
+    Process,
+    Steps,
+    World,
+    main_partition,
+    topic_of,
+)
 from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
@@ -94,7 +107,8 @@ class Controls:
     topics_change: bool = False
     lane_removal: Any = LaneRemoval
     lanes: bool | None = None
-    """In every seed, or in none; None: as the seed says."""
+    priorities: bool | None = None
+    """Both: in every seed, or in none; None: as the seed says. Without lanes there are no priorities."""
     late_requests: bool = False
     cut_logs: bool = False
     old_broker: bool = False
@@ -148,12 +162,14 @@ class Simulation:
         self.lease_ms = rng.choice((150, 400, 1_000))
         self._late_rng = Random(f"late acks of {seed}")
         late_acks = self.controls.late_acks or self._late_rng.random() < _LATE_ACKS
-        is_usual = replace(self.controls, lanes=None) == Controls()
+        is_usual = replace(self.controls, lanes=None, priorities=None) == Controls()
         some_late = is_usual and Random(f"lateness of {seed}").random() < _LATE_REQUESTS
         if self.controls.late_requests or some_late:
             world.late.begin()
         some_lanes = is_usual and Random(f"lanes of {seed}").random() < _LANES
         lanes = some_lanes if self.controls.lanes is None else self.controls.lanes
+        priorities = Random(f"priorities of {seed}").random() < _PRIORITIES
+        priorities = lanes and (priorities if self.controls.priorities is None else self.controls.priorities)
         some_cut = is_usual and not lanes and Random(f"cut logs of {seed}").random() < _CUT_LOGS
         world.cut_logs = self.controls.cut_logs or some_cut
         some_collapse = is_usual and not lanes and Random(f"twins of {seed}").random() < _COLLAPSE
@@ -167,9 +183,11 @@ class Simulation:
             late_acks=late_acks,
             collapse=self.controls.collapse or some_collapse,
             retry_lane=lanes,
+            priorities=1 + priorities,
         )
         self.partitions = rng.choice((1, 2, 3))
-        more_topics = lane_topics(QUEUE) if lanes else []
+        suffixes = LANE_SUFFIXES[2 - priorities :] if lanes else ()
+        more_topics = [topic for suffix in suffixes for topic in lane_topics(QUEUE, suffix)]
         self.broker = Broker(world, [*TOPICS, *more_topics], self.partitions)
         self.broker.verifies = not self.controls.old_broker
         self.group = Group(world, self.partitions)
@@ -296,6 +314,7 @@ class Simulation:
                     gap_ms=1.6 * until_ms / self.count,
                     delays=delays,
                     forwards=self._late_rng if self.queue.late_acks else None,
+                    urgent=Random(f"urgent of {self.seed}") if self.queue.priorities > 1 else None,
                 )
             )
         self._senders.append(process)

@@ -55,13 +55,13 @@ def test_values_of_any_type(spark):
 
 def test_what_is_refused_and_why(spark):
     refused = {
-        "id is no bigint": [{"id": 1.5}, {"id": "1"}, {"id": True}, {"id": 2**70}],
-        "at is no timestamp": [{"at": "yesterday"}],
-        "day is no date": [{"day": "2026-02-30"}, {"day": 20260228}],
-        "price is no decimal(8,2)": [{"price": 1234567}],
-        "tags is no array<string>": [{"tags": "a"}],
-        "place is no struct<x:double,n:int>": [{"place": {"n": "x"}}, {"place": 3}],
-        "id is no bigint, day is no date": [{"id": [], "day": "x"}],
+        "id is not of type bigint": [{"id": 1.5}, {"id": "1"}, {"id": True}, {"id": 2**70}],
+        "at is not of type timestamp": [{"at": "yesterday"}],
+        "day is not of type date": [{"day": "2026-02-30"}, {"day": 20260228}],
+        "price is not of type decimal(8,2)": [{"price": 1234567}],
+        "tags is not of type array<string>": [{"tags": "a"}],
+        "place is not of type struct<x:double,n:int>": [{"place": {"n": "x"}}, {"place": 3}],
+        "id is not of type bigint, day is not of type date": [{"id": [], "day": "x"}],
     }
     expected = {
         json.dumps(b).encode(): f"not of the schema: {w}" for w, ones in refused.items() for b in ones
@@ -121,21 +121,21 @@ NO_NUMBER = "not JSON, which has no NaN and no Infinity"
         (rb'{"tags": ["a", "\ude00\ud83d"]}', "lone surrogates are no text: tags"),
         (rb'{"m": {"\ud83d": "a"}, "name": "\\\ud83d\ude00"}', "lone surrogates are no text: m"),
         (rb'{"name": "\\\\ud83d \ud83d\ude00", "other": "\ud83d"}', None),
-        (b'{"x": NaN}', f"{NO_NUMBER}: x is no double"),
-        (b'{"x": -Infinity, "name": 1}', f"{NO_NUMBER}: x is no double"),
+        (b'{"x": NaN}', f"{NO_NUMBER}: x is not of type double"),
+        (b'{"x": -Infinity, "name": 1}', f"{NO_NUMBER}: x is not of type double"),
         (b'{"name": {"x": NaN}}', NO_NUMBER),
-        (b'{"x": "NaN"}', "not of the schema: x is no double"),
-        (b'{"x": 1e999, "f": 1e39}', "not of the schema: x is no double, f is no float"),
+        (b'{"x": "NaN"}', "not of the schema: x is not of type double"),
+        (b'{"x": 1e999, "f": 1e39}', "not of the schema: x is not of type double, f is not of type float"),
         (b'{"at": 1764250000}', None),
-        (b'{"at": 1764250000000}', "not of the schema: at is no timestamp"),
-        (b'{"at": 9223372036854775807}', "not of the schema: at is no timestamp"),
-        (b'{"at": 1764250000.5}', "not of the schema: at is no timestamp"),
+        (b'{"at": 1764250000000}', "not of the schema: at is not of type timestamp"),
+        (b'{"at": 9223372036854775807}', "not of the schema: at is not of type timestamp"),
+        (b'{"at": 1764250000.5}', "not of the schema: at is not of type timestamp"),
         (
             b'{"times": ["2026-01-01T00:00:00Z", -9223372036854775808]}',
-            "not of the schema: times is no array<timestamp>",
+            "not of the schema: times is not of type array<timestamp>",
         ),
-        (b'{"at": "+10000-01-01T00:00:00Z"}', "not of the schema: at is no timestamp"),
-        (b'{"day": "+10000-01-01"}', "not of the schema: day is no date"),
+        (b'{"at": "+10000-01-01T00:00:00Z"}', "not of the schema: at is not of type timestamp"),
+        (b'{"day": "+10000-01-01"}', "not of the schema: day is not of type date"),
         (b'{"at": "9999-12-31T23:59:59.999999Z", "day": "0001-01-01"}', None),
     ],
 )

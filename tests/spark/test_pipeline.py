@@ -94,7 +94,7 @@ def test_a_sink_with_rows_of_another_queue(spark, make_queue, tmp_path):
 def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue, tmp_path):
     queue, path, folder = make_queue(1), str(tmp_path / "rows"), str(tmp_path / "checkpoint")
     take_over(place_of(path), "running")
-    checkpoint.bind_checkpoint(spark, folder, "kmq", "others", {"topic_id": "id"})
+    checkpoint.bind_checkpoint(spark, folder, "others", "id")
     sink = Sink(path=path, checkpoint=folder)
     with pytest.raises(ConfigError, match="is of queue 'others'"):
         run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
@@ -209,7 +209,7 @@ def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, mon
 def test_a_schema_that_is_none(spark, make_queue, tmp_path):
     queue = make_queue(1)
     sink = Sink(path=str(tmp_path / "rows"))
-    with pytest.raises(ConfigError, match="schema: 'id is long' is none; write it like"):
+    with pytest.raises(ConfigError, match="schema: invalid schema 'id is long': write it like"):
         run_pipeline(spark, queue.settings, queue.connection, schema="id is long", sink=sink)
 
 
@@ -228,8 +228,8 @@ def test_an_aggregate_that_cant_be_run_is_refused_first(spark):
         (["--follow", "--report", "r"], "--aggregate and --report: made at the end"),
         (["--master", "local", "--remote", "sc://h"], "--master and --remote: give one of them"),
         (["--option", "x"], "--option: 'x': write it as key=value"),
-        (["--format", "excel"], "format: 'excel' is no sink; there are parquet, orc, json, csv, delta"),
-        (["--format", "jdbc"], "is no URL of a database that is supported"),
+        (["--format", "excel"], "format: unknown sink 'excel': use parquet, orc, json, csv, delta"),
+        (["--format", "jdbc"], "unsupported URL of a database"),
         (["--format", "kafka"], "checkpoint: name a folder"),
         (["--format", "kafka", "--aggregate", "x"], "--aggregate: of files and Delta tables only"),
         (["--conf", "x"], "--conf: 'x': write it as key=value"),

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Producer
 from support import collect, stopped_after, until
 
-from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError
+from kmqpy.errors import ConfigError, KmqError, NotSupported, QueueNotFound, TopicError
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
@@ -129,6 +129,27 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
     (median, most) = kmq.latency([0.5, 1], messages).collect()
     assert 0 <= median["total_ms"] <= most["total_ms"]
     messages.unpersist()
+
+
+def test_of_a_queue_with_lanes_each_is_read_by_itself(spark, make_queue):
+    queue = make_queue(retry_lane=True, priorities=2, max_redeliveries=0)
+    with pytest.raises(NotSupported, match="has lanes"):
+        kmq_of(spark, queue)
+    with queue.producer() as producer:
+        producer.send_many(["a", "b"])
+        producer.send("u", priority=1)
+    client = queue.client()
+    found = collect(client, 3)
+    client.ack(*(one for one in found if one.body == b"a"), confirmed=True)
+    client.dead_letter(*(one for one in found if one.body == b"u"), confirmed=True)
+    with stopped_after(queue.tracker(wait=False)):
+        until(queue.dead_letters)
+    states = [
+        {row["offset"]: row["state"] for row in KmqSpark(spark, queue.connection, lane).messages().collect()}
+        for lane in queue.settings.lanes_apart()
+    ]
+    assert states[:2] == [{}, {0: "dead"}]
+    assert states[2][0] == "processed"
 
 
 def test_what_lies_counts_for_nothing(spark, make_queue):

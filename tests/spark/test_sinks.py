@@ -126,14 +126,14 @@ def test_two_pipelines_in_one_folder(spark, tmp_path, form):
 def test_a_folder_that_another_pipeline_takes_while_files_are_moved(spark, tmp_path, monkeypatch):
     """It may have removed them, so that their messages must not be acknowledged."""
     target = made(spark, Sink(path=str(tmp_path / "rows")))
-    noted = files._replace
+    noted = files.replace_file
 
     def taken_over(system, path, data):
         noted(system, path, data)
         if b'"moved": false' in data:
             target.take_over("b")
 
-    monkeypatch.setattr(files, "_replace", taken_over)
+    monkeypatch.setattr(files, "replace_file", taken_over)
     with pytest.raises(ConfigError, match="a pipeline with another checkpoint was started there; run one"):
         target.write(batch_of(spark, [0, 1]), 0, "a")
     monkeypatch.undo()
@@ -220,10 +220,10 @@ def _upserts(spark, target):
 @pytest.mark.parametrize(
     ("sink", "expected"),
     [
-        ({"format": "excel", "checkpoint": "c"}, f"format: 'excel' is no sink; there are {', '.join(NAMES)}"),
+        ({"format": "excel", "checkpoint": "c"}, f"format: unknown sink 'excel': use {', '.join(NAMES)}"),
         (
             {"format": "jdbc", "checkpoint": "c"},
-            "is no URL of a database that is supported: jdbc:postgresql:… or jdbc:sqlite:…",
+            "use jdbc:postgresql:… or jdbc:sqlite:…",
         ),
         ({"format": "jdbc", "path": "jdbc:sqlite:x", "checkpoint": "c"}, "which table"),
         ({"format": "kafka"}, "checkpoint: name a folder"),
@@ -255,10 +255,10 @@ def test_bad_sinks(spark, tmp_path, sink, expected):
 
 def test_a_folder_with_files_of_others(spark, tmp_path):
     spark.range(3).write.parquet(str(tmp_path / "theirs"))
-    with pytest.raises(ConfigError, match="is no parquet file of a pipeline; name an empty or a new folder"):
+    with pytest.raises(ConfigError, match="not a parquet file of a pipeline; name an empty or a new folder"):
         made(spark, Sink(path=str(tmp_path / "theirs")))
     made(spark, Sink(path=str(tmp_path / "ours"))).write(batch_of(spark, [1]), 0, "a")
-    with pytest.raises(ConfigError, match="is no csv file of a pipeline"):
+    with pytest.raises(ConfigError, match="not a csv file of a pipeline"):
         made(spark, Sink(path=str(tmp_path / "ours"), format="csv"))
 
 
@@ -290,9 +290,9 @@ def test_a_note_that_somebody_has_changed(tmp_path, told):
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ("{}", "files: {} is none of kmq-a-000000001-"),
-        ('["name=x/../../kmq-a-000000001-b"]', "is none of kmq-a-000000001-"),
-        ('["part-0.parquet"]', "is none of kmq-a-000000001-"),
+        ("{}", "files: {} does not begin with kmq-a-000000001-"),
+        ('["name=x/../../kmq-a-000000001-b"]', "does not begin with kmq-a-000000001-"),
+        ('["part-0.parquet"]', "does not begin with kmq-a-000000001-"),
         ("", "holds no JSON object"),
     ],
 )

@@ -16,7 +16,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.spark.decode import decode_markers
-from kmqpy.spark.state import OUTCOME, dead_letters_of, depth, finished, latency, message_states, outcomes
+from kmqpy.spark.state import OUTCOME, dead_letters_of, depth, described, finished, latency, outcomes
 
 MESSAGES = 40
 START_MS = 1_795_262_400_000
@@ -93,6 +93,11 @@ def expected_row(offset, state, ended, now_ms, moved):
 def dead_letter_record(at, partition, offset):
     headers = [("kmq-dead-letter-partition", b"%d" % partition), ("kmq-dead-letter-offset", b"%d" % offset)]
     return (partition, at, START_MS, None, None, headers)
+
+
+def message_states(records, markers, dead_letters, *, now_ms, committed=(), **arguments):
+    decoded = decode_markers(markers, with_cuts="cuts" in arguments)
+    return described(outcomes(records, decoded, dead_letters, **arguments), now_ms, committed)
 
 
 def test_any_log_of_markers(spark):

@@ -259,10 +259,10 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
     queue = make_queue(1)
     kmq = kmq_of(queue)
     for wrong in ("", "/", None):
-        with pytest.raises(ConfigError, match="is no folder of its own"):
+        with pytest.raises(ConfigError, match="invalid folder"):
             kmq.state_table(wrong)
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds 'mine\.txt' and is no state table"):
+    with pytest.raises(ConfigError, match=r"holds 'mine\.txt' and not a state table"):
         kmq.state_table(str(tmp_path)).update()
     table = str(tmp_path / "table")
     kmq.state_table(table).update()
@@ -271,7 +271,7 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
         with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{queue_name}-other'"):
             method()
     for data, problem in (
-        ("{}", "no version of a state table"),
+        ("{}", "not a version of a state table"),
         ('{"format": 0}', "of another kmqpy.*delete"),
     ):
         (tmp_path / "table" / "versions" / f"{9:020d}.json").write_text(data)

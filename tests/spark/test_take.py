@@ -181,7 +181,7 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_job):
         (taken, {"reason": "value"}, "reason without ok"),
         (taken, {"ok": 5}, "ok: 5 is neither an expression nor the name of a column"),
         (taken, {"ok": F.expr("true"), "reason": 5}, "reason: 5 is neither"),
-        (taken, {"ok": F.expr("true"), "backoff": 5}, "backoff: 5 is no Backoff"),
+        (taken, {"ok": F.expr("true"), "backoff": 5}, "backoff: must be a Backoff, not 5"),
     ]:
         with pytest.raises(ConfigError, match=problem):
             job.kmq.write_stream(out, job.checkpoint, **given)

@@ -75,6 +75,16 @@ class TestBacklog:
         metrics.in_flight.labels("orders", "0").set(40)
         assert get(server, "/backlog/orders") == (200, {"queue": "orders", "backlog": 14})
 
+    def test_all_lanes_of_a_queue_count(self, server, watched) -> None:
+        metrics = watched.metrics
+        metrics.lanes = {"orders": ["orders__retry", "orders"]}
+        metrics.owned.labels("orders").set(1)
+        metrics.owned.labels("orders__retry").set(1)
+        metrics.show("orders", 0, depth=5, overdue=0)
+        assert get(server, "/backlog/orders")[0] == 503
+        metrics.show("orders__retry", 0, depth=3, overdue=1)
+        assert get(server, "/backlog/orders") == (200, {"queue": "orders", "backlog": 9})
+
     def test_a_partition_that_is_not_counted_yet_is_no_empty_one(self, server, watched) -> None:
         watched.metrics.owned.labels("orders").set(2)
         watched.metrics.show("orders", 0, depth=0, overdue=0)

@@ -50,7 +50,7 @@ def record(partition, offset):
 def client():
     made = object.__new__(LanesConsumer)
     calls = []
-    made._lanes = [lanes._Lane(Consumer(name, calls)) for name in ("retry", "main")]
+    made._lanes = [lanes._Lane(Consumer(name, calls), 0.75) for name in ("retry", "main")]
     made.retry, made.main = (lane.consumer for lane in made._lanes)
     return made
 

@@ -29,6 +29,23 @@ class TestQueueSettings:
         assert settings.redelivery_count_header == "kmq-redelivery-count"
         assert settings.max_delay_ms == settings.max_lease_ms == 7 * 86_400_000
 
+    def test_lanes_apart_know_no_others(self):
+        settings = QueueSettings(name="q", markers_topic="m", retry_lane=True, priorities=2)
+        apart = settings.lanes_apart()
+        assert [(one.name, one.markers_topic, one.lane_ending) for one in apart] == [
+            ("q__retry", "q__retry__markers", "retry"),
+            ("q__priority1", "q__priority1__markers", "priority1"),
+            ("q", "m", ""),
+        ]
+        assert all(one.lanes() == (one,) and one.copies_topic == "q__retry" for one in apart)
+        assert apart[-1].lane_markers == settings.lane_markers
+        assert {one.given_fields for one in apart} == {None}
+
+    def test_the_share_of_lanes_is_stored_only_where_it_is_another(self):
+        assert b"lane_share" not in QueueSettings(name="q").to_json()
+        settings = QueueSettings(name="q", lane_share=0.5)
+        assert QueueSettings.from_json(settings.to_json()) == settings
+
     def test_given_names_stay(self):
         settings = QueueSettings(name="q", markers_topic="m", dead_letter_topic="d", consumer_group="g")
         assert (settings.markers_topic, settings.dead_letter_topic, settings.consumer_group) == (

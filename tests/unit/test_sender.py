@@ -165,6 +165,27 @@ def test_a_single_message_waits_for_no_others_and_a_batch_gathers(monkeypatch):
     assert made == [0, 1]
 
 
+def test_r47_what_was_confirmed_late_in_a_lane_that_may_be_gone_is_refused(fake):
+    """Whoever removed the lane has perhaps not seen it."""
+    asked, is_safe = [], True
+
+    def keeps(lanes, since):
+        asked.append((lanes, since))
+        return is_safe
+
+    queue = QueueSettings(name="q", priorities=2)
+    producers = RenewedProducer(lambda: fake)
+    clock = SimpleNamespace(monotonic=lambda: 7.0)
+    sender = QueueSender(queue, KafkaConnection(), lambda _: producers, keeps=keeps, clock=clock)
+    sender.send_many(["0"])
+    assert asked == []
+    sender.send_many(["0", OutgoingMessage("0", priority=5)])
+    assert asked == [({"q__priority1"}, 7.0)]
+    is_safe = False
+    with pytest.raises(Unavailable, match=r"q__priority1: .* send them again"):
+        sender.send_many(["0"], priority=1)
+
+
 class TestCollapse:
     """Rule R41: equal messages get into one partition."""
 

@@ -91,9 +91,9 @@ def ended(run, exception=None):
     return SimpleNamespace(runId=run, exception=exception)
 
 
-def refused_progress(run):
+def refused_progress(run, **metrics):
     """What Spark tells of a query with a stateful operator."""
-    found = progress(run).progress
+    found = progress(run, **metrics).progress
     found.name, found.stateOperators = "q", [SimpleNamespace(operatorName="dedupe")]
     return SimpleNamespace(progress=found)
 
@@ -112,15 +112,22 @@ def test_what_a_query_has_left_is_spared_once_and_not_that_of_other_queues(liste
 
 def test_a_refusal_is_raised_once_and_leaves_no_listener(listener, servers):
     listener.onQueryStarted(SimpleNamespace(runId="first"))
-    listener.onQueryProgress(refused_progress("first"))
+    listener.onQueryProgress(refused_progress("first", one=1))
     listener.onQueryTerminated(ended("first"))
     with pytest.raises(ConfigError, match="stateful operators"):
         listener.close()
-    assert servers.removed == [listener]
+    assert (servers.ended, servers.removed) == ([], [listener])
+
+
+def test_stateful_queries_of_others_are_left_alone(listener):
+    listener.onQueryProgress(refused_progress("of somebody else"))
+    listener.onQueryTerminated(ended("of somebody else"))
+    listener.wait_for_end("of somebody else")
+    listener.close()
 
 
 def test_a_refusal_that_was_told_is_not_told_again(listener, servers):
-    listener.onQueryProgress(refused_progress("first"))
+    listener.onQueryProgress(refused_progress("first", one=1))
     listener.onQueryTerminated(ended("first"))
     with pytest.raises(ConfigError, match="stateful operators"):
         listener.wait_for_end("first")

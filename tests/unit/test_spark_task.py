@@ -204,7 +204,7 @@ def test_a_value_that_is_not_of_the_schema_fails_alone(takes, caplog):
         output, report = run(task(function, schema="value long"), batch(4))
     assert output == [1, 1, 1]
     assert listed(report.left) == {0: [12]}
-    assert takes.nacks[0].reason.startswith("NotOfSchema: value: 'secret' is no bigint")
+    assert takes.nacks[0].reason.startswith("NotOfSchema: value: 'secret' is not of type bigint")
     assert caplog.records  # of any formatter: one that pytest attaches may be another library's
     assert not any("secret" in str(record.__dict__) for record in caplog.records)
 
@@ -300,8 +300,8 @@ def test_results_that_say_nothing_of_the_messages_stop_the_query(takes, function
     [
         ("x", -1.0, "kmq_delay: -1.0 must not be negative"),
         ("x", "soon", "kmq_delay: 'soon' is neither"),
-        (b"odd", None, "kmq_error: bytes is no text"),
-        (False, None, "kmq_error: bool is no text"),
+        (b"odd", None, "kmq_error: must be text, or None for what has not failed: bytes"),
+        (False, None, "kmq_error: must be text, or None for what has not failed: bool"),
     ],
 )
 def test_an_unusable_error_or_delay_fails_its_message_alone(takes, error, delay, reason):

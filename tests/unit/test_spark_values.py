@@ -184,13 +184,13 @@ def test_refused_with_the_column_and_its_type(column, value, ddl):
         column(beside_null(value), ddl)
     kind = kind_of(ddl)[0]
     names = [kind.simpleString(), "bigint", "void"]  # or those of the part that does not fit
-    assert re.match(r"c[\w.\[\]]*( key)?: (.* is )?no ", str(raised.value))
+    assert re.match(r"c[\w.\[\]]*( key)?: (.* is )?not of type ", str(raised.value))
     assert any(name in str(raised.value) for name in names)
 
 
 def test_times_of_day():
     assert converted("c", time(12), TimeType()) == time(12)
-    with pytest.raises(NotOfSchema, match="is no time"):
+    with pytest.raises(NotOfSchema, match="is not of type time"):
         converted("c", NAIVE, TimeType())
 
 
@@ -242,7 +242,7 @@ def test_columns_of_pandas_types_that_are_taken(values, ddl, made):
     ],
 )
 def test_columns_of_pandas_types_that_are_refused(values, ddl):
-    with pytest.raises(NotOfSchema, match=f"^c: .*no {re.escape(kind_of(ddl)[0].simpleString())}"):
+    with pytest.raises(NotOfSchema, match=f"^c: .*not of type {re.escape(kind_of(ddl)[0].simpleString())}"):
         from_frame(values, ddl, dtype=None)
 
 

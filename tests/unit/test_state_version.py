@@ -28,13 +28,13 @@ def test_a_version_is_read_as_it_was_written():
     [{"number": "x"}, {"topic_ids": []}, {"read": {"queue": 5}}, {"blocks": [[1, 2]]}, {"low": None}],
 )
 def test_what_is_no_version(changed):
-    with pytest.raises(DecodeError, match="no version of a state table"):
+    with pytest.raises(DecodeError, match="not a version of a state table"):
         StateVersion.from_json(json.dumps({**json.loads(VERSION.to_json()), **changed}).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff"])
 def test_bytes_that_are_no_version(data):
-    with pytest.raises(DecodeError, match="no version of a state table"):
+    with pytest.raises(DecodeError, match="not a version of a state table"):
         StateVersion.from_json(data)
 
 

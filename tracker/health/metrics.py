@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -16,6 +16,8 @@ class TrackerMetrics:
         self.registry = CollectorRegistry()
         self._counters: list[Counter] = []
         self._queues: set[str] = set()
+        self.lanes: Mapping[str, Collection[str]] = {}
+        """By queue, where it has several: the names of its lanes, each of which has metrics of its own."""
 
         def counter(name: str, text: str) -> Counter:
             self._counters.append(Counter(name, text, ["queue"], registry=self.registry))
@@ -119,16 +121,21 @@ class TrackerMetrics:
             gauge.remove_by_labels({"queue": queue, "partition": str(partition)})
 
     def backlog(self, queue: str) -> int | None:
-        """How many messages wait, or are past their time, in this tracker's partitions of a queue.
+        """How many messages wait, or are past their time, in this tracker's partitions of a queue's lanes.
 
         Messages with a running lease do not count. Returns None until each owned partition has been counted.
         Raises KeyError for a queue that the tracker does not know.
         """
-        owned = self.registry.get_sample_value("kmq_owned_partitions", {"queue": queue})
-        if owned is None:
-            raise KeyError(queue)
-        depth, overdue = self._values("depth", queue), self._values("overdue", queue)
-        return int(sum(depth) + sum(overdue)) if len(depth) >= owned else None
+        found = 0
+        for lane in self.lanes.get(queue, (queue,)):
+            owned = self.registry.get_sample_value("kmq_owned_partitions", {"queue": lane})
+            if owned is None:
+                raise KeyError(queue)
+            depth, overdue = self._values("depth", lane), self._values("overdue", lane)
+            if len(depth) < owned:
+                return None
+            found += int(sum(depth) + sum(overdue))
+        return found
 
     def keep_only(self, queues: Collection[str]) -> None:
         """Remove all metrics of queues that are not among these: such queues were removed."""

@@ -53,7 +53,8 @@ class Counted:
     waiting       offset and enqueued_ms of the first messages from the group's commit on; messages that
                   clients have taken since that commit are among them
     more          an upper bound of the number of messages after `waiting`; None: neither is known
-    dead_letters  the number of dead letters that are neither redriven nor purged; None: not known
+    dead_letters  the number of dead letters that are neither redriven nor purged; None: not known, or this is
+                  not the queue's main lane
     """
 
     waiting: tuple[tuple[int, int], ...] = ()
@@ -157,6 +158,8 @@ class QueueCounts:
         }
         letters: dict[Partition, tuple[_Reading, _Reading]] = {}
         for key, one in wanted.items():
+            if one.queue.lane_of is not None:
+                continue  # the main lane's counts have them
             dead, known = dead_letter_queue(one.queue), self._letters[key]
             letters[key] = (
                 _Reading(dead.name, key[1], known.position, _MAX_LETTERS_READ),
@@ -166,7 +169,7 @@ class QueueCounts:
         self._read([*waiting.values(), *pairs], lambda: stopping() or not self._left_s())
         found: dict[Partition, Counted] = {}
         for key in wanted:
-            counted = self._count_dead_letters(key, *letters[key])
+            counted = self._count_dead_letters(key, *letters[key]) if key in letters else None
             reading = waiting.get(key)
             first = () if reading is None else tuple((r.offset(), r.timestamp()[1]) for r in reading.records)
             found[key] = Counted(first, None if reading is None else self._more(reading), counted)

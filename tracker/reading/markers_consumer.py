@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.records import ascending_offsets, ascends
 from kmqpy.kafka.settings import KafkaConnection
 from tracker.partition.owned_partition import OwnedPartition
 
@@ -100,7 +102,21 @@ class MarkersConsumer:
                 fetched.records.setdefault(part, []).append(record)
             else:
                 fetched.errors.setdefault(part, error)
+        self._check_offsets(fetched)
         return fetched
+
+    def _check_offsets(self, fetched: Fetched) -> None:
+        """Make an error of offsets that can't be true: no checksum covers that of a batch."""
+        for part, records in list(fetched.records.items()):
+            offsets = ascending_offsets(records)
+            place = TopicPartition(part.queue.markers_topic, part.number)
+            bounds = self._consumer.get_watermark_offsets(place, cached=True)
+            end = INT64_MAX if bounds is None else bounds[1]
+            if offsets[-1] >= end or not ascends(offsets):
+                del fetched.records[part]
+                wrong = next((one for one in offsets if one >= end), max(offsets))
+                why = f"a batch says offset {wrong}, but lower ones stand behind it, or the log ends at {end}"
+                fetched.errors.setdefault(part, KafkaError(KafkaError._BAD_MSG, why))
 
     def limit_unread(self, part: OwnedPartition) -> None:
         """Pause fetching while more than `_MAX_UNREAD` markers wait; resume it once no marker waits."""

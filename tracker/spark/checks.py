@@ -8,8 +8,7 @@ from collections.abc import Callable
 from kmqpy.errors import ConfigError
 
 MAX_FAILURES = 1_000_000
-"""The number of failures of one task at which Spark fails the whole job, which ends the other trackers,
-too."""
+"""After so many failures of one task, Spark fails the job, which ends the other trackers, too."""
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\d+)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")

@@ -15,6 +15,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from types import TracebackType
@@ -46,19 +47,14 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _ZOOKEEPER_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
-"""All trackers must start within this time, in seconds, the first time; else TrackerJob raises ConfigError.
-It is long, because a cluster may have to start executors first."""
+"""All trackers must start within this time the first time; a cluster may have to start executors first."""
 _STOP_TIMEOUT_S = 20.0
-"""TrackerJob gives trackers this long, in seconds, to stop; then it has Spark interrupt them. A tracker may
-finish transactions for up to 15 s."""
+"""How long trackers may take to stop; then Spark interrupts them. They finish transactions for up to 15 s."""
 _INTERRUPT_TIMEOUT_S = 5.0
-"""TrackerJob waits at most this long, in seconds, for the end of tasks that Spark has interrupted."""
 _RESUBMIT_BACKOFF = Backoff(0.4, 2, 30, jitter=0)
-"""The pause before TrackerJob submits a job that has ended again."""
 _MAX_FAILED_SUBMISSIONS = 5
-"""TrackerJob submits the job again after a failure, until this many submissions in a row have failed, or the
-JVM is gone; then it raises the last error. The count begins anew, at 1, with a submission that failed after
-all its trackers had started."""
+"""When this many submissions in a row have failed, or the JVM is gone, the last error is raised. The count
+begins anew, at 1, with a submission that failed after all its trackers had started."""
 
 
 def track(
@@ -71,19 +67,31 @@ def track(
     log_level: str = "INFO",
     log_format: str = "text",
 ) -> TrackerJob:
-    """Run `trackers` trackers on the executors of `spark`, also by Spark Connect; returns the running job.
-
-    settings  the settings of each tracker. The ids of the trackers begin with `tracker_id`. Tracker number n
-              serves /metrics on port http_port + n; on any free port if http_port is 0, on none if it is -1
+    """Run trackers on the executors of a Spark session, which may be one of Spark Connect.
 
     kmqpy must be installed on the executors, which must reach Kafka and ZooKeeper. Spark needs a slot for
     each tracker, and no speculation. spark.task.maxFailures should be high (for a local master:
-    `local[N,1000000]`): when a task has failed that often, TrackerJob submits the whole job again.
+    `local[N,1000000]`): when a task has failed that often, the whole job is submitted again.
 
-    Raises ConfigError if Spark can't run the trackers or executors lack kmqpy, Unavailable if ZooKeeper is
-    away.
+    Args:
+        spark: The session.
+        connection: Kafka; PEM files are read here.
+        zookeeper: ZooKeeper, as executors reach it.
+        trackers: How many.
+        settings: The settings of each tracker. The ids of the trackers begin with `tracker_id`. Tracker
+            number n serves /metrics on port http_port + n; on any free port if http_port is 0, on none if it
+            is -1.
+        log_level: Of the trackers' logs.
+        log_format: Likewise: text or json.
+
+    Returns:
+        The running job.
+
+    Raises:
+        ConfigError: Spark can't run the trackers, or executors lack kmqpy.
+        Unavailable: ZooKeeper does not answer.
     """
-    job = TrackerJob(
+    return TrackerJob(
         spark,
         connection,
         zookeeper,
@@ -91,18 +99,14 @@ def track(
         settings=settings,
         log_level=log_level,
         log_format=log_format,
-    )
-    return job.start()
+    ).start()
 
 
 class TrackerJob:
     """Keeps trackers running on Spark until it is stopped; the arguments are those of `track`.
 
-    stopping  TrackerJob stops the trackers when this event is set; the caller may set it, and `request_stop`
-              does
-
     `run` blocks until the job is stopped, and returns the reports of the trackers. `start` does the same in a
-    thread; then `stop` returns the reports.
+    thread; then `stop` returns the reports. The trackers stop when the event `stopping` is set.
     """
 
     def __init__(
@@ -132,8 +136,7 @@ class TrackerJob:
         self._zk: Any = None
         self._name = ""
         """The name of the present submission: the ids of its trackers begin with it."""
-        self._all_started = False
-        """True when all trackers of the present submission have started."""
+        self._all_started = False  # trackers of the present submission
         self._ever_started = False
         self._reports: list[TrackerReport] = []
         self._error: Exception | None = None
@@ -259,23 +262,26 @@ class TrackerJob:
             made = self._zk.create_async(znode, b"", ephemeral=True, makepath=True)
             made.get(timeout=_ZOOKEEPER_TIMEOUT_S)
         self._name = name
-        rows = _CollectedRows(self._spark, self._tasks(task, REPORT), name)
+        rows = _collected(self._spark, self._tasks(task, REPORT), name)
         try:
             self._wait(rows)
         finally:
             with suppress(Exception):  # the znode ends with our session at the latest
                 self._zk.delete_async(znode).get(timeout=_ZOOKEEPER_TIMEOUT_S)
-            rows.end()
-        return [TrackerReport(**row.asDict()) for row in rows.result()]
+            if not wait([rows], _STOP_TIMEOUT_S).done:
+                with suppress(Exception):
+                    self._spark.interruptTag(name)
+                wait([rows], _INTERRUPT_TIMEOUT_S)
+        return [TrackerReport(**row.asDict()) for row in rows.result()] if rows.done() else []
 
-    def _wait(self, rows: _CollectedRows) -> None:
+    def _wait(self, rows: Future[list[Any]]) -> None:
         """Wait until the tasks have ended, or the job is to be stopped.
 
         Raises ConfigError if not all trackers start the first time. Later submissions may have fewer: the
         cluster may have shrunk.
         """
         deadline = self._clock.monotonic() + _START_TIMEOUT_S
-        while not rows.ended.wait(_POLL_S) and not self._stopping.is_set():
+        while not wait([rows], _POLL_S).done and not self._stopping.is_set():
             if self._all_started:
                 continue
             started = 0
@@ -296,41 +302,20 @@ class TrackerJob:
             self._clock.sleep(_POLL_S)
 
 
-class _CollectedRows:
-    """The rows of a frame: a thread of its own waits for them."""
+def _collected(spark: SparkSession, frame: DataFrame, tag: str) -> Future[list[Any]]:
+    """The rows of a frame: a thread of its own waits for them, whose jobs have this tag."""
+    rows: Future[list[Any]] = Future()
 
-    def __init__(self, spark: SparkSession, frame: DataFrame, tag: str) -> None:
-        self.ended = threading.Event()
-        self._spark = spark
-        self._frame = frame
-        self._tag = tag
-        self._rows: list[Any] = []
-        self._error: Exception | None = None
-        # A daemon: the process must end even if Spark does not answer any more.
-        threading.Thread(target=self._collect, name="kmq-tracker-rows", daemon=True).start()
-
-    def end(self) -> None:
-        """Wait until the tasks have ended; after _STOP_TIMEOUT_S, interrupt them."""
-        if self.ended.wait(_STOP_TIMEOUT_S):
-            return
-        with suppress(Exception):
-            self._spark.interruptTag(self._tag)
-        self.ended.wait(_INTERRUPT_TIMEOUT_S)
-
-    def result(self) -> list[Any]:
-        """The rows; raises the error with which Spark failed."""
-        if self._error is not None:
-            raise self._error
-        return self._rows
-
-    def _collect(self) -> None:
+    def collect() -> None:
         try:
-            self._spark.addTag(self._tag)  # of this thread
-            self._rows = self._frame.collect()
+            spark.addTag(tag)  # of this thread
+            rows.set_result(frame.collect())
         except Exception as error:
-            self._error = error
-        finally:
-            self.ended.set()
+            rows.set_exception(error)
+
+    # A daemon: the process must end even if Spark does not answer any more.
+    threading.Thread(target=collect, name="kmq-tracker-rows", daemon=True).start()
+    return rows
 
 
 def _is_gone(error: Exception) -> bool:
@@ -343,8 +328,7 @@ def _is_gone(error: Exception) -> bool:
 def _probe(zookeeper: ZooKeeperConnection) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """A function for mapInArrow that says why this executor can't run a tracker; an empty text if it can.
 
-    Spark sends the function by value, and the function has its own imports: an executor without kmqpy could
-    not unpickle anything of kmqpy.
+    It has its own imports, and Spark sends it by value: an executor may be without kmqpy.
     """
     hosts, security = zookeeper.hosts, asdict(zookeeper.security)
 

@@ -29,17 +29,16 @@ from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, relax_garbage_collection
 
 _START_BACKOFF = Backoff(0.5, 2, 5)
-"""The pauses between the failure of a tracker and that of its task, in seconds: they grow from about 0.5 s to
-5 s. Spark starts a failed task again at once."""
+"""The pauses between the failure of a tracker and that of its task, which Spark starts again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerReport:
     """Says what one tracker of a job has done since its last start.
 
-    number         the number of the tracker in its job, from 0
-    starts         how often Spark has started this tracker: 1, and one more for each time that its task died
-    partitions     how many partitions the tracker owned when it was stopped
+    number      the number of the tracker in its job, from 0
+    starts      how often Spark has started this tracker
+    partitions  how many partitions the tracker owned when it was stopped
     """
 
     number: int

@@ -77,7 +77,10 @@ class Access:
 
     def held_by(self, sender: Principal, most: int) -> Held:
         """Counts the bytes that the requests of a key hold in memory."""
-        return self._held.setdefault(sender.id, Held(most))
+        found = self._held.get(sender.id)
+        if found is None:
+            found = self._held[sender.id] = Held(most)
+        return found
 
     def spend_bytes(self, sender: Principal, count: int) -> None:
         """Count bytes of a body; raises Overloaded above the key's bytes per second."""

@@ -140,21 +140,17 @@ class Hub:
         Raises Unavailable when that takes longer than `patience_s` seconds. Unless these are more than as a
         rule, it is raised much sooner if the storage does not answer others, either.
         """
-
-        async def do(patience: Patience) -> T:
-            return await self._use(name, use, missing, patience)
-
-        return await self._within(name, do, patience_s)
+        place = self._place(name)
+        async with self._patience(place, patience_s) as patience:
+            return await self._use(name, place, use, missing, patience)
 
     async def with_made(
         self, name: QueueName, use: Callable[[ServedQueue], Awaitable[T]], *, patience_s: float = PATIENCE_S
     ) -> T:
         """The result of `use` with the queue of this name, which is made if it does not exist."""
-
-        async def do(patience: Patience) -> T:
-            return await self._use(name, use, None, patience)
-
-        return await self._within(name, do, patience_s)
+        place = self._place(name)
+        async with self._patience(place, patience_s) as patience:
+            return await self._use(name, place, use, None, patience)
 
     async def administer(
         self, name: QueueName, do: Callable[[Storage, str], T], *, patience_s: float = PATIENCE_S
@@ -163,12 +159,10 @@ class Hub:
 
         Raises QueueNotFound when `do` does, and Unavailable as with_queue().
         """
-        storage, stored = self.storage_of(name), self.stored_name(name)
-
-        async def run(_: Patience) -> T:
-            return await self._run(storage, do, storage, stored)
-
-        return await self._within(name, run, patience_s)
+        place = self._place(name)
+        storage = self._storages[place[0]]
+        async with self._patience(place, patience_s):
+            return await self._run(storage, do, storage, place[1])
 
     def forget(self, name: QueueName) -> None:
         """The queue was made, changed or deleted: it is opened again as soon as no call of it runs."""
@@ -215,21 +209,18 @@ class Hub:
         self.note(storage, answered=True)
         return result
 
-    async def _within(
-        self, name: QueueName, do: Callable[[Patience], Awaitable[T]], patience_s: float = PATIENCE_S
-    ) -> T:
-        async with Patience(self._pulses[self.storage_of(name)], patience_s, self._clock) as patience:
-            return await do(patience)
+    def _patience(self, place: Place, patience_s: float) -> Patience:
+        return Patience(self._pulses[self._storages[place[0]]], patience_s, self._clock)
 
     async def _use(
         self,
         name: QueueName,
+        place: Place,
         use: Callable[[ServedQueue], Awaitable[T]],
         missing: Callable[[], T] | None,
         patience: Patience,
     ) -> T:
         """The result of `use`, again if the queue was deleted since it was opened; None: it is made."""
-        place = self._place(name)
         is_quick = self._storages[place[0]].capabilities.immediate
         for _ in range(_TRIES):
             if not is_quick and place not in self._entries:

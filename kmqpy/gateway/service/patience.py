@@ -28,7 +28,9 @@ class Patience:
         self._pulse = pulse
         self._most_s = most_s
         self._clock = clock
-        self._begun_s = self._look_s = clock.monotonic()
+        self._begun_s = clock.monotonic()
+        # Nobody is given up sooner, whatever the pulse says.
+        self._look_s = self._begun_s + min(most_s, pulse.least_s)
         self._was_held_up = False
         self._timeout = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
@@ -40,7 +42,7 @@ class Patience:
             self._pulse.begin(self, self._begun_s)
         self._token = current_patience.set(self)
         await self._timeout.__aenter__()
-        self._look()
+        self._timer = self._loop.call_later(self._look_s - self._begun_s, self._look)
         return self
 
     async def __aexit__(

@@ -32,6 +32,8 @@ class Pulse:
 
     def __init__(self, quick_s: float = QUICK_S) -> None:
         self._quick_s = quick_s
+        self.least_s = min(PATIENCE_WHEN_AWAY_S, quick_s)
+        """Seconds that each request waits, unless its own patience is less."""
         self._failed_s = self._answered_s = self._gave_up_s = float("-inf")
         self._waiting: dict[object, float] = {}
         self._unanswered_since_s = float("inf")
@@ -69,7 +71,7 @@ class Pulse:
     def give_up_at(self, begun_s: float, now_s: float) -> float:
         """When to give up a request that began then, unless there are answers until that time."""
         if self.is_away(now_s):
-            return begun_s + min(PATIENCE_WHEN_AWAY_S, self._quick_s)
+            return begun_s + self.least_s
         silence_s = max(self._quick_s, _SLOW * self._slowest(now_s))
         return min(max(begun_s, self._answered_s) + silence_s, begun_s + PATIENCE_S)
 

@@ -233,12 +233,14 @@ class Admin(Closeable):
         """
         return QueuePurge(self._context).purge(queue)
 
-    def doctor(self, queue: str | QueueSettings | None = None) -> list[Finding]:
+    def doctor(self, queue: str | QueueSettings | None = None, *, reads_logs: bool = False) -> list[Finding]:
         """Return findings about one queue, or about every queue and what belongs to none.
 
         For each queue, errors come first; a queue with which nothing is wrong has one finding, `ok`.
+        With `reads_logs`, all that clients and the next tracker have still to read is looked at for damage,
+        not only where they begin.
         """
-        doctor = Doctor(self._context)
+        doctor = Doctor(self._context, reads_logs=reads_logs)
         return doctor.examine_all() if queue is None else doctor.examine(queue)
 
     def diagnose(self, queue: str | QueueSettings) -> list[Finding]:

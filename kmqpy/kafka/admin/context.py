@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kmqpy.core.clock import Clock
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, Unavailable
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.settings_mirror import Records, SettingsMirror, settings_of
+from kmqpy.kafka.settings_mirror import Records, SettingsMirror, settings_of, write_record
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import TopicInfo, Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -84,16 +84,20 @@ class AdminContext:
     def find(self, queue: str | QueueSettings) -> tuple[QueueSettings, RegisteredQueue | None]:
         """Return the settings of the queue, and its entry in the registry.
 
-        For a name, the settings are the registered ones, or the defaults without an entry. Settings that are
-        given are returned as they are. Where nothing else is said, markers are JVM markers, which everybody
+        For a name, or settings that were read from the store earlier, when there were perhaps other lanes,
+        the settings are the registered ones, or the defaults without an entry. Settings that somebody else
+        gives are returned as they are. Where nothing else is said, markers are JVM markers, which everybody
         can read. With NO_ZOOKEEPER, there is no entry, and settings_of() reads the settings from kmq.queues.
         """
         name = name_of(queue)
+        read = isinstance(queue, QueueSettings) and queue.given_fields is None
         if not self.has_registry:
-            return settings_of(queue, self.connection), None
+            mirror = SettingsMirror(self.connection)
+            recent = (mirror.recent(name) or mirror.find(name)) if read else None
+            return recent or settings_of(queue, self.connection), None
         given = queue if isinstance(queue, QueueSettings) else QueueSettings(name=name)
         known = self.registered(name)
-        if isinstance(queue, QueueSettings) or known is None:
+        if (isinstance(queue, QueueSettings) and not read) or known is None:
             return given.unregistered(), known
         return known.settings, known
 
@@ -152,6 +156,15 @@ class AdminContext:
             change(SettingsMirror(self.connection, self.topics))
         except AccessDenied as error:
             _log.error("clients are not told of the change (a tracker will tell them): %s", error)
+
+    def mirror_settings(self, settings: QueueSettings) -> QueueSettings:
+        """Write the settings of a queue to kmq.queues, as the registry has them in the end; returns these."""
+        mirrored = None
+        while mirrored != settings:  # others may alter it meanwhile, and write their record before this one
+            mirrored = settings
+            self.mirror(partial(write_record, settings))
+            settings = self.registry.get(settings.name).settings
+        return settings
 
 
 def name_of(queue: str | QueueSettings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
@@ -38,7 +39,7 @@ from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
-from kmqpy.kafka.damaged_logs import DamagedLog, find_damage
+from kmqpy.kafka.damaged_logs import DamagedLog, DamageSearch
 from kmqpy.kafka.group_commits import KnownRecord, group_commits, last_taken, new_cuts
 from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
 from kmqpy.kafka.markers.log_cuts import LogCuts
@@ -73,10 +74,9 @@ _OF_ALL_LANES = (check_shared_topics, check_topic_settings, check_hanging, check
 def check(facts: Facts) -> list[Finding]:
     """Return a finding for each fault of the queue, errors first; one finding `ok` if there is no fault."""
     name, queue = facts.settings.name, facts.settings.queue_name
+    command = re.compile(rf"(kmq queue [a-z]+) {re.escape(name)}\b")  # on the queue, not on its lane
     found = [
-        Finding(
-            severity, name, kind, what, to_do.replace(f"kmq queue create {name}", f"kmq queue create {queue}")
-        )
+        Finding(severity, name, kind, what, command.sub(rf"\1 {queue}", to_do))
         for one_check in CHECKS
         if queue == name or one_check not in _OF_ALL_LANES
         for severity, kind, what, to_do in one_check(facts)
@@ -94,14 +94,16 @@ class Doctor:
     Raises ConfigError with NO_ZOOKEEPER.
     """
 
-    def __init__(self, context: AdminContext) -> None:
+    def __init__(self, context: AdminContext, *, reads_logs: bool = False) -> None:
         self._context = context
         self._registry = context.registry
+        self._damage = DamageSearch(context.connection, to_end=reads_logs)
         self._search = HangingTransactions(context.connection, context.clock, trust_producers=True)
 
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
         """Return the findings about one queue; raises QueueNotFound."""
-        return self._diagnosis(queue, *self._context.topics.groups(), self._context.records()[0])
+        with contextlib.closing(self._damage):
+            return self._diagnosis(queue, *self._context.topics.groups(), self._context.records()[0])
 
     def examine_all(self) -> list[Finding]:
         """Return the findings about every registered queue, and about topics and znodes of no queue."""
@@ -118,9 +120,10 @@ class Doctor:
         found += check_settings_topic(self._settings_topic(), error, names)
         ownerless = [topic for one in told.own.values() if one.name not in names for topic in topics_of(one)]
         found += check_records_of_no_queue(told, names, context.topics.describe(ownerless, with_config=True))
-        for name in names:
-            with contextlib.suppress(QueueNotFound):  # removed meanwhile
-                found += self._diagnosis(name, groups, members, records)
+        with contextlib.closing(self._damage):
+            for name in names:
+                with contextlib.suppress(QueueNotFound):  # removed meanwhile
+                    found += self._diagnosis(name, groups, members, records)
         return found
 
     def quick_look(self, queue: str | QueueSettings) -> list[Finding]:
@@ -157,14 +160,13 @@ class Doctor:
         records: Records | None,
     ) -> list[Finding]:
         registry = self._registry
-        facts = self._facts(settings, known, records)
+        facts = self._facts(settings, known, records, looks=True)
         hanging = self._hanging(facts.topics.values())
         own = {one.hanging.place: one for one in self._own(settings, hanging)}
         return check(
             dataclasses.replace(
                 facts,
                 bootstrap=self._context.connection.bootstrap,
-                damaged=tuple(self._damaged(facts)),
                 hanging=hanging,
                 own_hanging=own,
                 groups=tuple(groups.get(settings.name, ())),
@@ -173,19 +175,6 @@ class Doctor:
                 unusable_znodes=tuple(registry.unusable_znodes(settings.name)),
             )
         )
-
-    def _damaged(self, facts: Facts) -> list[DamagedLog]:
-        """Look where clients and the next tracker begin to read, as far as something is there."""
-        queue, markers = facts.settings.name, facts.settings.markers_topic
-        places = {}
-        for partition, (start, end) in facts.queue_log.items():
-            commit = facts.commits.get(partition)
-            places[queue, partition] = (max(start, 0 if commit is None else commit.offset), end)
-        for partition, (start, end) in facts.markers_log.items():
-            stored = facts.stored.get(partition)
-            places[markers, partition] = (max(start, 0 if stored is None else stored.offset), end)
-        read = {place: begin for place, (begin, end) in places.items() if begin < end}
-        return find_damage(self._context.connection, read, self._context.clock)
 
     def own_hanging(self, queue: str | QueueSettings) -> list[OwnTransaction]:
         """Return the hanging transactions of trackers and redrives in the topics of a queue."""
@@ -203,23 +192,47 @@ class Doctor:
         return [one for one in found if one is not None]
 
     def _facts(
-        self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
+        self,
+        settings: QueueSettings,
+        known: RegisteredQueue | None,
+        records: Records | None,
+        *,
+        looks: bool = False,
     ) -> Facts:
-        """Gather the facts for check(), except `groups`, `members`, `shared` and `unusable_znodes`."""
+        """Gather the facts for check(), except `groups`, `members`, `shared` and `unusable_znodes`.
+
+        With `looks`, looks for damage, too: where clients and the next tracker begin to read.
+        """
         context, log = self._context, self._context.topics
         topics = context.described(settings, known)
         owners, stored = context.tracked(settings, known)
         messages, markers = topics.get(settings.name), topics.get(settings.markers_topic)
-        count = messages.partitions if messages else 0
+        queue_log = log.offsets(messages.name, range(messages.partitions)) if messages else {}
+        markers_log = log.offsets(markers.name, range(markers.partitions)) if markers else {}
         commits: dict[int, Commit] = {}
-        found_cuts: dict[int, LogCuts] = {}
+        ids = TopicIds(messages.topic_id if messages else "", markers.topic_id if markers else "")
         if messages is not None:
-            ids = TopicIds(messages.topic_id, markers.topic_id if markers else "")
-            commits = group_commits(context.connection, settings, range(count), ids)
+            commits = group_commits(context.connection, settings, queue_log, ids)
+        damaged: list[DamagedLog] = []
+        if looks:
+            begins = {
+                settings.name: (queue_log, {one: commit.offset for one, commit in commits.items()}),
+                settings.markers_topic: (markers_log, {one: there.offset for one, there in stored.items()}),
+            }
+            damaged = self._damage.find(
+                {
+                    (topic, partition): max(start, begin.get(partition, 0))
+                    for topic, (bounds, begin) in begins.items()
+                    for partition, (start, end) in bounds.items()
+                    if max(start, begin.get(partition, 0)) < end
+                }
+            )
+        found_cuts: dict[int, LogCuts] = {}
+        if messages is not None and not damaged:  # to read what is damaged could end this process
             ends = {
                 partition: KnownRecord(one.taken_end - 1, one.queue_epoch, may_be_control=True)
                 for partition, one in stored.items()
-                if one.queue_id == ids.queue and one.taken_end > 0 and partition < count
+                if one.queue_id == ids.queue and one.taken_end > 0 and partition in queue_log
             }
             found_cuts = new_cuts(context.connection, settings, last_taken(commits), ends)
         return Facts(
@@ -230,11 +243,12 @@ class Doctor:
             trackers=tuple(self._registry.trackers()),
             owners=owners,
             stored=stored,
-            markers_log=log.offsets(markers.name, range(markers.partitions)) if markers else {},
-            markers_latest=log.latest_timestamps(markers.name, range(markers.partitions)) if markers else {},
+            markers_log=markers_log,
+            markers_latest=log.latest_timestamps(markers.name, markers_log) if markers else {},
             now_ms=context.clock.wall_ms(),
-            queue_log=log.offsets(messages.name, range(count)) if messages else {},
+            queue_log=queue_log,
             commits=commits,
+            damaged=tuple(damaged),
             new_cuts=found_cuts,
             records=records,
         )

@@ -19,11 +19,10 @@ from kmqpy.errors import QueueNotFound, Unavailable
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.settings import RETRY_SUFFIX, QueueSettings
-from kmqpy.kafka.settings_mirror import write_record
 
 QUIET_S = 15.0
 """Nothing must have come into a lane for so long: then clients and trackers know that it is being removed,
-and transactions that had begun before are over."""
+and transactions that had begun before are over, or count as messages. CurrentSettings.keeps() needs it."""
 _POLL_S = 0.5
 
 
@@ -108,8 +107,7 @@ class LaneRemoval:
             left = tuple(end for end in before.draining_lanes if f"{name}__{end}" != lane.name)
             after = dataclasses.replace(before, draining_lanes=left)
             if registry.register(after, one.partitions, before=before):
-                self._context.mirror(partial(write_record, after))
-                return after
+                return self._context.mirror_settings(after)
 
 
 def _option(lane: QueueSettings) -> str:

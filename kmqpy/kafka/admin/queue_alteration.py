@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
@@ -14,13 +13,12 @@ from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.admin.lane_removal import with_draining
 from kmqpy.kafka.retention import ample_retention_ms, check_retention
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.kafka.settings_mirror import write_record
 from kmqpy.kafka.topic_names import check_topics, topics_of
 from kmqpy.kafka.topics import TopicInfo
 from kmqpy.queue.storage import refuse_unalterable
 from kmqpy.queue_policy import POLICY
 
-ALTERABLE = (*POLICY, "markers", "late_acks", "retry_lane", "priorities")
+ALTERABLE = (*POLICY, "markers", "late_acks", "retry_lane", "priorities", "lane_share")
 """The settings of a queue that can be changed while it exists."""
 
 
@@ -40,12 +38,7 @@ class QueueAlteration:
         refuse_unalterable(changes, ALTERABLE)
         while (settings := self._altered(name, partitions, retention, changes)) is None:
             pass
-        mirrored = None
-        while mirrored != settings:  # others may alter it meanwhile, and write their record before this one
-            mirrored = settings
-            self._context.mirror(partial(write_record, settings))
-            settings = self._context.registry.get(name).settings
-        return settings
+        return self._context.mirror_settings(settings)
 
     def _altered(
         self, name: str, partitions: int | None, retention: Duration | None, changes: Mapping[str, Any]
@@ -68,10 +61,14 @@ class QueueAlteration:
             retention_ms = str(duration_ms(retention, "retention"))
             for topic in self._context.topics.describe(list(topics_of(settings))):
                 self._context.topics.configure(topic, {"retention.ms": retention_ms})
-        if topics_of(settings).keys() - topics_of(before).keys():
+        adds_lanes = bool(topics_of(settings).keys() - topics_of(before).keys())
+        if adds_lanes:
             self._add_lanes(settings, existing, max(counts))
-        altered = self._context.registry.register(settings, max(counts), before=before)
-        return settings if altered else None
+        if not self._context.registry.register(settings, max(counts), before=before):
+            return None
+        if adds_lanes:  # whoever was removing such a lane has perhaps deleted its topics meanwhile
+            self._add_lanes(settings, existing, max(counts))
+        return settings
 
     def _add_lanes(self, settings: QueueSettings, existing: TopicInfo, partitions: int) -> None:
         """Create the topics of lanes that are missing, like the queue topic."""

@@ -46,6 +46,7 @@ class QueueDeletion:
             self._delete(name, list(found.topics))
         else:
             wait_s = duration_ms(timeout, "timeout") / 1000
+            self._context.registry.mark_deleting(name)  # so that nobody adds lanes meanwhile
             LaneRemoval(self._context).remove_others(name, (), wait_s)
             # The topics are determined once more: a queue that was created meanwhile may use one of them.
             self._context.registry.remove(

@@ -39,7 +39,7 @@ from kmqpy.kafka.admin.registry_entries import (
     readable_part,
     shown,
 )
-from kmqpy.kafka.admin.registry_removal import remove_queue
+from kmqpy.kafka.admin.registry_removal import mark_deleting, remove_queue
 from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
 from kmqpy.kafka.admin.unusable_znodes import (
     UnusableZnode,
@@ -237,6 +237,10 @@ class Registry:
         """Remove those of `znodes` that have not changed, in this order. Returns the removed ones."""
         return remove_unusable_znodes(self._requests, znodes)
 
+    def mark_deleting(self, name: str) -> None:
+        """Mark a queue as deleting: nobody alters it any more; raises QueueNotFound."""
+        mark_deleting(self._requests, name)
+
     def remove(
         self, name: str, timeout: float = 30.0, *, on_released: Callable[[], None] = lambda: None
     ) -> None:
@@ -251,15 +255,20 @@ def _decoded(name: str, data: tuple[bytes, Any], children: Iterable[str] | None)
 
 
 def _check_is_lane(lane: QueueSettings, data: bytes) -> None:
-    """Raise ConfigError if this is the data of a queue that has the name of the lane."""
+    """Raise ConfigError if this is the data of a queue that has the name of the lane.
+
+    Raises TopicError while the lane is being removed: whoever does that may delete its topics at any moment.
+    """
     try:
-        there, _ = decode_queue(lane.name, data)
+        there, deleting = decode_queue(lane.name, data)
     except ConfigError:
         return  # unreadable settings are replaced by good ones
     if there.lane_of != lane.lane_of:
         raise ConfigError(
             f"queue {lane.lane_of!r}: its lane would have the name of queue {lane.name!r}; delete that first"
         )
+    if deleting:
+        raise TopicError(f"lane {lane.name!r} is being removed; have that finished, then add it again")
 
 
 def _check_change(name: str, data: bytes, existing: int, wanted: int) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
 
 from kmqpy.core.clock import Clock
-from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin.registry_entries import decode_queue, encode_queue, readable_part, shown
 from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
 from kmqpy.kafka.admin.znode_paths import parent_of
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import session_of, unavailable
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,7 @@ def remove_queue(
     queue stays marked, and a second call goes on where this one ended.
     """
     deadline = clock.monotonic() + timeout
-    czxid = _mark_deleting(requests, name)
+    czxid = mark_deleting(requests, name)
     while holders := _delete_znodes(requests, name, czxid, on_released):
         if clock.monotonic() >= deadline:
             raise Unavailable(
@@ -46,8 +49,10 @@ def remove_queue(
     log.info("queue removed", extra={"queue": name})
 
 
-def _mark_deleting(requests: RegistryRequests, name: str) -> int:
-    """Mark the queue as deleting, unless it is marked. Returns the czxid of its znode.
+def mark_deleting(requests: RegistryRequests, name: str) -> int:
+    """Mark the queue, or lane, as deleting, unless it is marked. Returns the czxid of its znode.
+
+    Raises TopicError for a lane that its queue names: somebody has added it again.
 
     The czxid is the id of the ZooKeeper transaction that created the znode: a queue that is registered later
     under the same name has another one.
@@ -65,11 +70,26 @@ def _mark_deleting(requests: RegistryRequests, name: str) -> int:
             if deleting:
                 return czxid
             transaction = requests.zk.transaction()
+            if settings.lane_of is not None:
+                _check_unnamed(requests, transaction, settings)
             marked = encode_queue(settings, deleting=True)
             transaction.set_data(requests.paths.queue(name), marked, data[1].version)
             if requests.commit(transaction):
                 return czxid
     raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
+
+
+def _check_unnamed(requests: RegistryRequests, transaction: Any, lane: QueueSettings) -> None:
+    """Raise TopicError if the lane's queue names it; let the transaction fail if that changes meanwhile."""
+    name = lane.queue_name
+    data, _children = requests.raw(name)
+    if data is None:
+        return
+    with suppress(ConfigError):
+        queue, deleting = decode_queue(name, data[0])
+        if not deleting and lane.name in queue.lane_names:
+            raise TopicError(f"lane {lane.name!r} was added again; it is not removed")
+    transaction.check(requests.paths.queue(name), data[1].version)
 
 
 def _delete_znodes(

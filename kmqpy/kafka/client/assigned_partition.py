@@ -84,10 +84,20 @@ class AssignedPartition:
     log_end      the end of the queue partition, if it is known. A commit above it is ignored, because the log
                  was truncated or the topic was recreated (deleted and made again under the same name)
     must_seek    True: librdkafka does not go on from the commit by itself when the partition becomes ACTIVE
+    doubted      offset and leader epoch of the record that has made the partition start over; if they are
+                 wrong still, they are damaged
     """
 
-    def __init__(self, assigned_at: float, *, log_end: int = INT64_MAX, must_seek: bool = False) -> None:
+    def __init__(
+        self,
+        assigned_at: float,
+        *,
+        log_end: int = INT64_MAX,
+        must_seek: bool = False,
+        doubted: tuple[int, int | None] | None = None,
+    ) -> None:
         self.assigned_at = assigned_at
+        self.doubted = doubted
         self.must_seek = must_seek
         self.phase = ReceivePhase.RECOVERING
         self.commits = PartitionCommits()
@@ -120,7 +130,9 @@ class AssignedPartition:
 
     # --- receiving --------------------------------------------------------------------------------
 
-    def expects(self, offsets: Sequence[int], log_start: int, epoch: int | None = None) -> bool:
+    def expects(
+        self, offsets: Sequence[int], log_start: int, epoch: int | None = None, log_end: int = INT64_MAX
+    ) -> bool:
         """Return True if receive() would return True for each of these offsets; the usual case.
 
         Then receive_expected() notes all of them at once. After False, look at each of them with receive().
@@ -133,6 +145,7 @@ class AssignedPartition:
             and next_offset is not None
             and next_offset >= log_start
             and offsets[0] >= self.position
+            and offsets[-1] < log_end
             and not self.shows_new_epoch(epoch)
             and ascends(offsets)
         )

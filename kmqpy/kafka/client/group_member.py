@@ -304,7 +304,7 @@ class GroupMember:
         for record in self._fetcher.fetch_ahead():
             self._raise_if_fatal(record.error())
             if librdkafka.is_damage(record.error()):
-                self._stand_still(record.partition(), record.error())
+                self._stand_still(record.partition(), record.error().str())
 
     @property
     def consumer(self) -> Consumer:
@@ -349,7 +349,10 @@ class GroupMember:
         self, partition: int, offsets: Sequence[int], epoch: int | None, log_bounds: LogBounds
     ) -> bool:
         assigned = self._partitions.get(partition)
-        return assigned is not None and assigned.expects(offsets, log_bounds(partition)[0], epoch)
+        if assigned is None:
+            return False
+        log_start, log_end = log_bounds(partition)
+        return assigned.expects(offsets, log_start, epoch, log_end)
 
     def _receive_record(self, record: Any, log_bounds: LogBounds) -> bool:
         """Note a record; returns True if the client receives it. Raises for errors that will not pass."""
@@ -357,7 +360,7 @@ class GroupMember:
         if error is not None:
             self._raise_if_hopeless(error)
             if librdkafka.is_damage(error):
-                self._stand_still(record.partition(), error)
+                self._stand_still(record.partition(), error.str())
                 return False
             about = {"queue": self._queue.name, "partition": record.partition(), "error": error.name()}
             _log.warning("receive failed", extra=about)
@@ -369,15 +372,20 @@ class GroupMember:
         if assigned is None or assigned.stands_still:  # librdkafka goes on at a wrong offset
             return False
         log_start, log_end = log_bounds(partition)
-        if assigned.shows_another_log(offset, log_end):
-            self._restart([partition], log_end)
-            return False
-        if assigned.phase is ReceivePhase.ACTIVE and assigned.shows_new_epoch(record.leader_epoch()):
-            self._restart([partition])
+        epoch: int | None = record.leader_epoch()
+        is_other = assigned.shows_another_log(offset, log_end)
+        if is_other or (
+            assigned.phase is ReceivePhase.ACTIVE and (offset >= log_end or assigned.shows_new_epoch(epoch))
+        ):
+            if assigned.doubted == (offset, epoch):
+                why = f"a batch says offset {offset}, leader epoch {epoch}; the log ends at {log_end}"
+                self._stand_still(partition, f"{why}, epoch {assigned.epoch}")
+            else:
+                self._restart([partition], log_end if is_other else INT64_MAX, doubted=(offset, epoch))
             return False
         return assigned.receive(offset, log_start)
 
-    def _stand_still(self, partition: int, error: KafkaError) -> None:
+    def _stand_still(self, partition: int, why: str) -> None:
         """Receive nothing from a partition whose next record is damaged, until a later try; see is_damage().
 
         A message that is skipped is lost without a word: so whoever looks after Kafka has to mend it.
@@ -394,7 +402,7 @@ class GroupMember:
                 "queue": self._queue.name,
                 "partition": partition,
                 "offset": assigned.position,
-                "error": error.str(),
+                "error": why,
             },
         )
 
@@ -404,7 +412,7 @@ class GroupMember:
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             raise TopicError(
                 f"queue {self._queue.name!r}: the topic does not exist; "
-                f"create it with: kmq queue create {self._queue.name}"
+                f"create it with: kmq queue create {self._queue.queue_name}"
             )
         problem = librdkafka.translated(error, f"receive from {self._queue.name}", self._connection)
         if isinstance(problem, AccessDenied):
@@ -440,11 +448,18 @@ class GroupMember:
         self._fetcher.seek(partition, assigned.position)
         self._apply_pauses()
 
-    def _restart(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
+    def _restart(
+        self,
+        partitions: Iterable[int],
+        log_end: int = INT64_MAX,
+        doubted: tuple[int, int | None] | None = None,
+    ) -> None:
         """Recover these partitions as if they had just been assigned."""
         now = self._clock.monotonic()
         for partition in list(partitions):
-            self._partitions[partition] = AssignedPartition(now, log_end=log_end, must_seek=True)
+            self._partitions[partition] = AssignedPartition(
+                now, log_end=log_end, must_seek=True, doubted=doubted
+            )
 
     # --- reading the markers -----------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ own. That of the main lane joins the consumer group. The others follow it (see G
 all lanes of a partition, and there is one rebalance for all. The lanes share a lock and a limit of messages
 in flight.
 
-The lanes come in an order of precedence. Each but the last gets up to a share of what a call of receive()
-asks for, so that none waits for ever; what others leave over goes to the first that has more.
+The lanes come in an order of precedence. Each but the last gets up to a share (QueueSettings.lane_share) of
+what a call of receive() asks for, or of the calls that ask for one message, so that none waits for ever; what
+others leave over goes to the first that has more.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message, MessagesLike
 from kmqpy.telemetry.base import Telemetry
 
-_SHARE = 0.75
-"""The part of a batch that a lane gets while lower lanes have messages; in batches of one, three of four."""
 _SLICE_S = 0.01
 """receive() waits for messages of the main lane for this long, then looks at the other lanes."""
 _MAX_POLL_WAIT_S = 0.1
@@ -53,8 +52,9 @@ _context_of = attrgetter("_context")
 class _Lane:
     """One lane: its consumer, what this round has polled of it, and how much it has had beyond its share."""
 
-    def __init__(self, consumer: QueueConsumer) -> None:
+    def __init__(self, consumer: QueueConsumer, share: float) -> None:
         self.consumer = consumer
+        self._share = share
         self._owed = 0.0
         self._records: list[Any] = []
         self._offsets: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ class _Lane:
 
     def quota(self, room: int) -> int:
         """How many of `room` messages this lane may take before lower lanes were asked; 0: not its turn."""
-        share = room * _SHARE - self._owed
+        share = room * self._share - self._owed
         quota = min(room, math.ceil(share - 1e-9))
         self._owed = quota - share
         return quota
@@ -143,6 +143,7 @@ class LanesConsumer:
             clock=clock,
         )
         self._lanes: list[_Lane] = []
+        share = queue.lane_share
         try:
             for lane in others:
                 consumer = QueueConsumer(
@@ -156,12 +157,12 @@ class LanesConsumer:
                     telemetry=telemetry,
                     clock=clock,
                 )
-                self._lanes.append(_Lane(consumer))
+                self._lanes.append(_Lane(consumer, share))
         except BaseException:
-            self._lanes.append(_Lane(self._main))
+            self._lanes.append(_Lane(self._main, share))
             self.close()
             raise
-        self._lanes.append(_Lane(self._main))
+        self._lanes.append(_Lane(self._main, share))
         self._by_name = {one.consumer.name: one.consumer for one in self._lanes}
         self._look_at = 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -67,6 +67,8 @@ class QueueSender:
     partitions  returns how many partitions the queue has; asked from time to time if the queue collapses
     settings    returns the queue's settings as of some seconds ago or later, asked before a message with a
                 priority is sent: somebody may add lanes to the queue, or remove some
+    keeps       False if what was sent to these lanes since that time may be gone with them; see
+                CurrentSettings
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class QueueSender:
         *,
         partitions: Callable[[], int] = lambda: 1,
         settings: Callable[[], QueueSettings] | None = None,
+        keeps: Callable[[Collection[str], float], bool] = lambda *_: True,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -89,6 +92,8 @@ class QueueSender:
         self._producers = producers
         self._partitions = partitions
         self._settings = settings or (lambda: queue)
+        self._keeps = keeps
+        self._uses_lanes = False
         self._partition_count = 0
         self._count_at = 0.0
 
@@ -106,6 +111,7 @@ class QueueSender:
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         m.check_bodies(bodies)
+        began = self._clock.monotonic()
         # Arguments that are the same for many messages are checked once.
         common = self._record_of(
             m.OutgoingMessage("", key=key, headers=headers, delay=delay, priority=priority)
@@ -143,6 +149,12 @@ class QueueSender:
             finally:
                 for error in reports.errors.values():
                     producers.note_failure(producer, error)
+        lanes = {one.lane.name for one in traced} - {self._queue.name} if self._uses_lanes else ()
+        if lanes and not self._keeps(lanes, began):
+            raise Unavailable(
+                f"send to {', '.join(sorted(lanes))}: Kafka was slow, and the lane is being removed or may "
+                "be gone, perhaps with these messages; send them again"
+            )
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
@@ -174,6 +186,7 @@ class QueueSender:
                 f"priority: queue {self._queue.name!r} has none; its messages have priority 0. "
                 f"Add some with: kmq queue alter {self._queue.name} --priorities 3"
             )
+        self._uses_lanes = True
         return queue.priority_lane(priority)
 
     def _count_partitions(self) -> int:

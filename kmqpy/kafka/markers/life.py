@@ -149,6 +149,7 @@ def build_life(
     facts: Mapping[RecordPlace, RecordFacts],
     markers: Mapping[RecordPlace, Iterable[SeenMarker]],
     lost: Collection[RecordPlace] = (),
+    lanes: Collection[str] = (),
 ) -> MessageLife:
     """Build the life of the message whose records are `chain`: the first one sent, then its copies in order.
 
@@ -157,6 +158,7 @@ def build_life(
     facts    by record, for the records that are still in their topics
     markers  by record, in the order of the log
     lost     the records that stood behind a cut, in the former log
+    lanes    the queue's topics of messages, if it has more than one; records in other topics are dead letters
     """
 
     def text(place: RecordPlace) -> str:
@@ -166,7 +168,7 @@ def build_life(
     state = LifeState.WAITING
     known = frozenset(chain)
     for place in chain:
-        one = _RecordLife(queue, place, facts, known, text)
+        one = _RecordLife(place, facts, known, text, lanes or (queue,))
         if place == chain[0] and place in facts:
             at_ms = facts[place].timestamp_ms
             events.append(LifeEvent(at_ms=at_ms, what=LifeEventKind.SENT, record=text(place)))
@@ -194,19 +196,19 @@ def shown(queue: str, place: RecordPlace) -> str:
 class _RecordLife:
     """Follows one record through its markers; `known` holds all records of the message.
 
-    `text` returns the place of a record as text.
+    `text` returns the place of a record as text, and `lanes` are the queue's topics of messages.
     """
 
     def __init__(
         self,
-        queue: str,
         place: RecordPlace,
         facts: Mapping[RecordPlace, RecordFacts],
         known: frozenset[RecordPlace],
         text: Callable[[RecordPlace], str],
+        lanes: Collection[str],
     ) -> None:
-        self.state = LifeState.WAITING if place.topic == queue else LifeState.DEAD_LETTER
-        self._queue = queue
+        self.state = LifeState.WAITING if place.topic in lanes else LifeState.DEAD_LETTER
+        self._lanes = lanes
         self._place = place
         self._facts = facts
         self._known = known
@@ -263,9 +265,9 @@ class _RecordLife:
         )
 
     def _kind_and_reason(self, copy: RecordPlace) -> tuple[LifeEventKind, str | None]:
-        if self._place.topic != self._queue:
+        if self._place.topic not in self._lanes:
             return LifeEventKind.REDRIVEN, None
-        if copy.topic == self._queue:
+        if copy.topic in self._lanes:
             return LifeEventKind.REDELIVERED, self._copy_reason
         known = self._facts.get(copy)
         return (

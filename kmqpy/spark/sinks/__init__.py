@@ -38,14 +38,14 @@ NAMES = tuple(_TARGETS)
 def target_of(sink: Sink, connection: KafkaConnection) -> Target:
     """The Target that writes to `sink`; raises ConfigError for an unknown format, and MissingExtra."""
     if sink.format not in _TARGETS:
-        raise ConfigError(f"format: {sink.format!r} is no sink; there are {', '.join(NAMES)}")
+        raise ConfigError(f"format: unknown sink {sink.format!r}: use {', '.join(NAMES)}")
     if sink.format == "kafka":
         sink = replace(sink, options={**kafka_options(connection), **sink.options})
     return _TARGETS[sink.format](sink)
 
 
 def checkpoint_of(sink: Sink) -> str:
-    """The folder of the checkpoint; raises ConfigError if none is named and the sink is no folder."""
+    """The folder of the checkpoint; raises ConfigError if none is named and the sink is not a folder."""
     if sink.checkpoint:
         return sink.checkpoint
     if sink.format not in FOLDER_FORMATS:

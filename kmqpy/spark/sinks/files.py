@@ -4,8 +4,8 @@ Spark writes a micro-batch into a folder beside the target, from where the drive
 The driver lists these files in last.json before it moves them. If it died meanwhile, the next micro-batch
 removes the files in that list. If all files were moved, they stay, and a rerun adds missing messages.
 
-last.json also has the highest number of a micro-batch that its run (see sinks/identity.py) has written. Lower
-numbers come from an old copy of the checkpoint: the folder may have messages of such a micro-batch.
+last.json also has the highest number of a micro-batch that its run (see checkpoint.identity_of) has written.
+Lower numbers come from an old copy of the checkpoint: the folder may have messages of such a micro-batch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ from kmqpy.spark.sinks.target import Sink, Target
 
 FORMATS = ("parquet", "orc", "json", "csv")
 
-_LAST_BATCH_FILE, _QUEUE_FILE, _OWNER_FILE = "last.json", "queue.json", "owner.json"
-"""Files beside the target. They name the last micro-batch, the queue of the rows, and the run that may
-write."""
 ASSUMED_ROW_BYTES = 100
 """The size of a row, in bytes, that a sink assumes if no written file shows the real one."""
+_CHANGED = "somebody has changed it: put back what it was, or name a new folder, and a new checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,33 @@ class _Folder:
 
 
 @dataclass(frozen=True)
-class FileTarget(Target):
+class FolderTarget(Target):
+    """A Target that is a folder. Files in `<path>.kmq` name the queue of its rows, and who may write."""
+
+    def _place(self) -> _Folder:
+        return place_of(self.sink.path)
+
+    def take_over(self, run: str) -> None:
+        take_over(self._place(), run)
+
+    def limits(self, schema: StructType) -> tuple[Limit, ...]:
+        return folder_limits(schema, self.sink.partition_by)
+
+    def _noted_queue(self, queue: str) -> str:
+        place = self._place()
+        path = f"{place.root}.kmq/queue.json"
+        with unavailable(f"out: {path}"):
+            found = _object_in(place.system, path)
+            if not found:
+                replace_file(place.system, path, json.dumps({"queue": queue}).encode())
+            return str(found.get("queue", queue))
+
+
+@dataclass(frozen=True)
+class FileTarget(FolderTarget):
     """Writes files of one format into a folder."""
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target."""
         check_partitioning(self.sink, schema)
         place = self._place()
         try:
@@ -66,11 +86,10 @@ class FileTarget(Target):
             raise ConfigError(f"out: {self.sink.path!r} can't be used: {error_line(error)}") from None
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
-        """See Target."""
         place = self._place()
-        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST_BATCH_FILE}"
+        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/last.json"
         prefix = _file_prefix(run, number)
-        with _unavailable(self.sink.path), persisted(batch) as rows:
+        with unavailable(f"out: {self.sink.path}"), persisted(batch) as rows:
             # Read before the check, so that it is not the list of a pipeline that takes the folder over now.
             before = _object_in(place.system, last)
             check_owner(place, run)
@@ -79,21 +98,23 @@ class FileTarget(Target):
             again = bool(before) and not (isinstance(latest, int) and latest < number)
             if _is_half_moved(before, run, number):
                 for name in _listed_names(before, last):
-                    _remove(place.system, f"{place.root}/{name}")
+                    path = f"{place.root}/{name}"
+                    if place.system.get_file_info(path).type == fs.FileType.File:
+                        place.system.delete_file(path)
             count = rows.count()
             if not count:
                 return
-            new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)), again=again)
-            size = (
-                found
-                if isinstance(found := before.get("row_bytes"), int) and found > 0
-                else ASSUMED_ROW_BYTES
-            )
+            fields = StructType([field for field in batch.schema if field.name != COPY])
+            new = without_known(rows, lambda *_: self.read(batch.sparkSession, fields), again=again)
+            size = before.get("row_bytes")
+            if not isinstance(size, int) or size < 1:
+                size = ASSUMED_ROW_BYTES
             self._stage(arranged(new, self.sink, count, size), place, size)
             staged = data_files(place.system, staging)
-            moves = {
-                info.path: _with_prefix(info.path.removeprefix(f"{staging}/"), prefix) for info in staged
-            }
+            moves = {}
+            for info in staged:
+                folder, slash, name = info.path.removeprefix(f"{staging}/").rpartition("/")
+                moves[info.path] = f"{folder}{slash}{prefix}{name}"
             # Rows that the folder had already are in `count`, but not in the staged files. So one micro-batch
             # may halve the size at most.
             measured = sum(info.size for info in staged) // count
@@ -105,35 +126,23 @@ class FileTarget(Target):
                 "moved": False,
                 "row_bytes": max(1, size // 2, measured),
             }
-            _replace(place.system, last, json.dumps(told).encode())
+            replace_file(place.system, last, json.dumps(told).encode())
             for path, name in moves.items():
                 target = f"{place.root}/{name}"
                 place.system.create_dir(target.rpartition("/")[0], recursive=True)
                 place.system.move(path, target)
-            _replace(place.system, last, json.dumps({**told, "moved": True}).encode())
+            replace_file(place.system, last, json.dumps({**told, "moved": True}).encode())
             # A pipeline that took the folder over before the list said `moved` may have removed the files.
             check_owner(place, run)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target."""
         place = self._place()
         place.system.create_dir(place.root, recursive=True)
         options = {"timeZone": "UTC", **self.sink.options}
         return spark.read.format(self.sink.format).options(**options).schema(schema).load(place.uri)
 
-    def take_over(self, run: str) -> None:
-        """See Target."""
-        take_over(self._place(), run)
-
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
-        """See Target."""
-        return (
-            *folder_limits(schema, self.sink.partition_by),
-            *(no_infinity(schema) if self.sink.format == "json" else ()),
-        )
-
-    def _noted_queue(self, queue: str) -> str:
-        return noted_queue(self._place(), queue)
+        return super().limits(schema) + (no_infinity(schema) if self.sink.format == "json" else ())
 
     def _stage(self, rows: DataFrame, place: _Folder, row_bytes: int = ASSUMED_ROW_BYTES) -> None:
         most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
@@ -141,9 +150,6 @@ class FileTarget(Target):
         writer = rows.write.format(self.sink.format).options(**options).mode("overwrite")
         with portable(rows.sparkSession):
             writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
-
-    def _place(self) -> _Folder:
-        return place_of(self.sink.path)
 
 
 def text_options(sink: Sink) -> Mapping[str, str]:
@@ -174,7 +180,7 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
         raise ConfigError(f"file size: {sink.file_bytes} bytes; it must be at least 1")
 
 
-def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
+def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int = ASSUMED_ROW_BYTES) -> DataFrame:
     """The `count` rows in as few partitions, and so files, as their size allows.
 
     With `partition_by`, all rows of one folder are in one partition, whatever their size.
@@ -195,39 +201,33 @@ def persisted(batch: DataFrame) -> Iterator[DataFrame]:
 
 
 @contextmanager
-def _unavailable(path: str) -> Iterator[None]:
+def unavailable(what: str) -> Iterator[None]:
     """Raise Unavailable for errors of Arrow and of the file system."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise Unavailable(f"out: {path}: {error_line(error)}") from error
+        raise Unavailable(f"{what}: {error_line(error)}") from error
 
 
 def _refuse_foreign(place: _Folder, form: str) -> None:
     """Raise ConfigError if the folder has files that no pipeline with the format `form` has written."""
-    for info in _listed(place.system, place.root):
+    for info in _files_in(place.system, place.root):
         name = info.path.removeprefix(f"{place.root}/")
-        is_ours = name.rpartition("/")[2].startswith("kmq-")
-        if not is_ours or f".{form}" not in name:
+        if not info.base_name.startswith("kmq-") or f".{form}" not in name:
             raise ConfigError(
-                f"out: {place.root!r} holds {name!r}, which is no {form} file of a pipeline; "
+                f"out: {place.root!r} holds {name!r}, which is not a {form} file of a pipeline; "
                 "name an empty or a new folder"
             )
 
 
-def _listed(system: fs.FileSystem, root: str) -> list[Any]:
+def _files_in(system: fs.FileSystem, root: str) -> list[Any]:
     found = system.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
     return [info for info in found if info.type == fs.FileType.File]
 
 
 def data_files(system: fs.FileSystem, root: str) -> list[Any]:
     """The files with rows that Spark has written into a folder, as Arrow's FileInfo."""
-    return [i for i in _listed(system, root) if not i.path.rpartition("/")[2].startswith(("_", "."))]
-
-
-def _with_prefix(path: str, prefix: str) -> str:
-    folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}{prefix}{name}"
+    return [info for info in _files_in(system, root) if not info.base_name.startswith(("_", "."))]
 
 
 def _is_half_moved(last: Mapping[str, Any], run: str, number: int) -> bool:
@@ -238,31 +238,17 @@ def _is_half_moved(last: Mapping[str, Any], run: str, number: int) -> bool:
     return last.get("moved", (last.get("run"), last.get("batch")) != (run, number)) is False
 
 
-def _fields(batch: DataFrame) -> StructType:
-    return StructType([field for field in batch.schema if field.name != COPY])
-
-
-def noted_queue(place: _Folder, queue: str) -> str:
-    """Return the queue that a file beside the folder names; if there is no file, write it with `queue`."""
-    path = f"{place.root}.kmq/{_QUEUE_FILE}"
-    with _unavailable(path):
-        found = _object_in(place.system, path)
-        if not found:
-            _replace(place.system, path, json.dumps({"queue": queue}).encode())
-        return str(found.get("queue", queue))
-
-
 def take_over(place: _Folder, run: str) -> None:
     """Note that from now on this run alone may write into the folder."""
-    path = f"{place.root}.kmq/{_OWNER_FILE}"
-    with _unavailable(path):
-        _replace(place.system, path, json.dumps({"run": run}).encode())
+    path = f"{place.root}.kmq/owner.json"
+    with unavailable(f"out: {path}"):
+        replace_file(place.system, path, json.dumps({"run": run}).encode())
 
 
 def check_owner(place: _Folder, run: str) -> None:
     """Raise ConfigError where another run has taken the folder over."""
-    path = f"{place.root}.kmq/{_OWNER_FILE}"
-    with _unavailable(path):
+    path = f"{place.root}.kmq/owner.json"
+    with unavailable(f"out: {path}"):
         owner = _object_in(place.system, path).get("run", run)
     if owner != run:
         raise ConfigError(
@@ -272,21 +258,19 @@ def check_owner(place: _Folder, run: str) -> None:
 
 
 def is_begun(place: _Folder, run: str, number: int) -> bool:
-    """Return True if the run may have begun this micro-batch, or a later one, before; else note it as begun.
-
-    Without a note, only micro-batch 0 is known to be new.
-    """
+    """Return True if the run may have begun this micro-batch, or a later one; else note it as begun."""
     path = f"{place.root}.kmq/begun-{run}.json"
-    with _unavailable(path):
+    with unavailable(f"out: {path}"):
+        # Without a note, only micro-batch 0 is known to be new.
         begun = _object_in(place.system, path).get("batch", -1 if number == 0 else None)
         if not isinstance(begun, int) or begun >= number:
             return True
-        _replace(place.system, path, json.dumps({"batch": number}).encode())
+        replace_file(place.system, path, json.dumps({"batch": number}).encode())
     return False
 
 
 def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
-    """The JSON object in a file, empty if there is no file; raises ConfigError if the file has no object."""
+    """The JSON object in a file, empty if the file does not exist; raises ConfigError for other contents."""
     if system.get_file_info(path).type != fs.FileType.File:
         return {}
     with system.open_input_file(path) as file:
@@ -300,9 +284,6 @@ def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
     return found
 
 
-_CHANGED = "somebody has changed it: put back what it was, or name a new folder, and a new checkpoint"
-
-
 def _file_prefix(run: object, number: object) -> str:
     return f"kmq-{run}-{number!s:0>9}-"
 
@@ -314,18 +295,14 @@ def _listed_names(last: dict[str, Any], path: str) -> list[str]:
         *folders, file = str(name).split("/")
         if ".." in folders or not file.startswith(prefix):
             raise ConfigError(
-                f"out: the file {path!r}: files: {shown(name)} is none of {prefix}…; {_CHANGED}"
+                f"out: the file {path!r}: files: {shown(name)} does not begin with {prefix}; {_CHANGED}"
             )
     return list(names or ())
 
 
-def _replace(system: fs.FileSystem, path: str, data: bytes) -> None:
+def replace_file(system: fs.FileSystem, path: str, data: bytes) -> None:
+    """Write a file, and its folder, so that it appears by one rename."""
     system.create_dir(path.rpartition("/")[0], recursive=True)
     with system.open_output_stream(f"{path}.new") as file:
         file.write(data)
     system.move(f"{path}.new", path)
-
-
-def _remove(system: fs.FileSystem, path: str) -> None:
-    if system.get_file_info(path).type == fs.FileType.File:
-        system.delete_file(path)

@@ -1,7 +1,7 @@
 """Writes micro-batches to Iceberg tables: Spark writes files, and the driver adds them in one commit.
 
-The driver uses pyiceberg, and Spark sees Parquet files only: there is no Iceberg runtime for Spark 4.2. A
-commit has the number of its micro-batch, and the run: the name of the checkpoint that counts these numbers.
+The driver uses pyiceberg: there is no Iceberg runtime for Spark 4.2. A commit has the number of its
+micro-batch, and the run: the name of the checkpoint that counts these numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unav
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.portable import portable
 from kmqpy.spark.sinks.files import (
-    ASSUMED_ROW_BYTES,
     arranged,
     check_partitioning,
     data_files,
@@ -47,19 +46,15 @@ except ImportError:
 _log = logging.getLogger(__name__)
 
 _MAX_COMMIT_TRIES = 10
-"""A commit is tried at most this often, if another commit comes first each time; then Unavailable is
-raised."""
+"""How often a commit is tried if another one comes first each time; then Unavailable is raised."""
 
 _RUN_KEY, _BATCH_KEY, _TRY_KEY = "kmq.run", "kmq.batch", "kmq.try"
 """Keys in the summary of a snapshot of the table: the run, its micro-batch, and the folder of the try."""
 
 _QUEUE_PROPERTY = "kmq.queue"
-"""The property of a table that names the queue of its rows."""
 
 _TRY_NAME = re.compile("[0-9a-f]{32}")
-_TOO_MANY_DIGITS = 19
-"""A number with at least this many digits does not count as one of a micro-batch: it may be too large for
-one."""
+_BATCH_NUMBER = re.compile("[0-9]{1,18}")
 
 _FOLDER_COLUMN_PREFIX = "kmq_folder_"
 """Begins the names of copies of columns: Spark names folders by them, and leaves them out of the files."""
@@ -86,13 +81,11 @@ class _Staged:
 class IcebergTarget(Target):
     """Writes to an Iceberg table; `path` is its name (`namespace.table`), options are those of its catalog.
 
-    The option `catalog` names a catalog of pyiceberg's configuration, by default "default". The table's
-    property `kmq.batch.<run>` is the highest number of a micro-batch of that run in the table. Of
+    The table's property `kmq.batch.<run>` is the highest number of a micro-batch of that run in the table. Of
     micro-batches up to that number, only messages that the table lacks are added.
     """
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Creates the table if there is none."""
         check_partitioning(self.sink, schema)
         with self._errors_as(ConfigError):
             table = self._create_or_check(to_arrow_schema(schema, timezone="UTC"))
@@ -104,13 +97,11 @@ class IcebergTarget(Target):
             place.system.delete_dir(place.root)
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
-        """See Target."""
         with persisted(batch) as rows:
             if count := rows.count():
                 self._add(rows, count, run, number)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target. Raises NotSupported if rows of files were deleted: Spark would still read them."""
         with self._errors_as(Unavailable):
             tasks = list(self._table().scan().plan_files())
         if any(task.delete_files for task in tasks):
@@ -122,8 +113,7 @@ class IcebergTarget(Target):
     def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
         """Add the rows of messages that the table does not have, in one commit.
 
-        The commit is valid only for the state of the table that was searched for these messages. If another
-        commit comes first, the table is searched again.
+        It is valid only for the table that was searched for these messages, else the table is searched again.
         """
         staged: _Staged | None = None
         for left in reversed(range(_MAX_COMMIT_TRIES)):
@@ -147,10 +137,8 @@ class IcebergTarget(Target):
     def _files_to_search(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _SearchedFiles:
         """Return the files of the table that may have messages of these rows.
 
-        again  whether the table may have this micro-batch
-
-        If it has not, and this run made the newest commit, the table can have only messages of which these
-        rows are copies, so only copies are looked for. Otherwise all rows are.
+        If the table can't have this micro-batch (`again` is False), and this run made the newest commit, it
+        can have only messages of which these rows are copies, so only copies are looked for.
         """
         newest = table.current_snapshot()
         if newest is None:
@@ -159,8 +147,7 @@ class IcebergTarget(Target):
         span = offsets_of(rows.where(COPY) if is_last and not again else rows)
         if span is None:
             return _SearchedFiles()
-        low, high = span
-        between = f"original_offset >= {low} and original_offset <= {high}"
+        between = f"original_offset >= {span[0]} and original_offset <= {span[1]}"
         with self._errors_as(Unavailable):
             files = {task.file.file_path for task in table.scan(row_filter=between).plan_files()}
         return _SearchedFiles(span, frozenset(files))
@@ -177,7 +164,7 @@ class IcebergTarget(Target):
             if new.isEmpty():
                 return _Staged(name=name, paths=[], searched=searched)
         copies = {f"{_FOLDER_COLUMN_PREFIX}{name}": F.col(name) for name in self.sink.partition_by}
-        new = arranged(new, self.sink, count, ASSUMED_ROW_BYTES).withColumns(copies)
+        new = arranged(new, self.sink, count).withColumns(copies)
         folder = place_of(f"{parent}/{name}")
         with portable(new.sparkSession):
             new.write.partitionBy(*copies).parquet(folder.uri)
@@ -189,8 +176,7 @@ class IcebergTarget(Target):
     def _delete_failed_tries(self, table: Table, run: str, number: int) -> None:
         """Delete the files of failed tries to write a micro-batch, which are no part of the table.
 
-        Drivers that died leave such files, and tries before which another commit came. Nothing is deleted if
-        no snapshot of the micro-batch is left, because only a snapshot says which try succeeded.
+        Nothing is deleted if no snapshot of the micro-batch is left: only that says which try succeeded.
         """
         try:
             own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN_KEY] == run]
@@ -242,7 +228,6 @@ class IcebergTarget(Target):
         return table
 
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
-        """See Target."""
         return folder_limits(schema, self.sink.partition_by, prefix=_FOLDER_COLUMN_PREFIX)
 
     def _noted_queue(self, queue: str) -> str:
@@ -278,12 +263,11 @@ def _may_have(table: Table, run: str, number: int) -> bool:
 
 
 def _latest_batch(table: Table, run: str) -> int | None:
-    """The latest micro-batch of the run in the table; -1 if none, None if the property is no such number."""
+    """The latest micro-batch of the run in the table; -1 if none, None if that is not known."""
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
         return -1
-    is_number = value.isascii() and value.isdecimal() and len(value) < _TOO_MANY_DIGITS
-    return int(value) if is_number else None
+    return int(value) if _BATCH_NUMBER.fullmatch(value) else None
 
 
 def _folder_of(table: Table, run: str, number: int) -> str:

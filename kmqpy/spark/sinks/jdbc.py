@@ -35,8 +35,7 @@ PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
 _CONNECT_TIMEOUT_S = 30
-"""The driver waits at most this long, in seconds, for a connection to PostgreSQL, or for another writer of
-the SQLite database; then the sink raises Unavailable."""
+"""How long the driver waits for a connection to PostgreSQL, or for another writer of the SQLite database."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,14 @@ class JdbcTarget(Target):
     def __post_init__(self) -> None:
         if not self.sink.path.startswith(tuple(_DRIVERS)):
             known = " or ".join(f"{one}…" for one in _DRIVERS)
-            raise ConfigError(f"out: {self.sink.path!r} is no URL of a database that is supported: {known}")
+            raise ConfigError(f"out: unsupported URL of a database {self.sink.path!r}: use {known}")
         if not self.sink.options.get("table"):
             raise ConfigError("out: which table? Name it: --option table=NAME")
         if self.sink.partition_by:
             raise ConfigError("partition by: a table of a database has no folders")
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
-        """See Target. Creates the table with the columns of a stage table without rows."""
+        # Creates the table with the columns of a stage table without rows.
         for field in schema:
             if not _storable(field.dataType, arrays=self._kind == POSTGRESQL):
                 raise ConfigError(
@@ -67,13 +66,11 @@ class JdbcTarget(Target):
             raise ConfigError(f"out: table {self.sink.options['table']!r}: {error_line(error)}") from None
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
-        """See Target."""
         rows = batch.drop(COPY)
         self._stage(rows)
         self._insert_new(rows.columns)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target."""
         properties, times = self._properties(), _times(schema) if self._kind == SQLITE else []
         if times:
             properties["customSchema"] = ", ".join(f"{_backticked(name)} string" for name in times)
@@ -83,7 +80,6 @@ class JdbcTarget(Target):
 
     @property
     def jar_sets(self) -> tuple[str, ...]:
-        """See Target."""
         return () if "driver" in self.sink.options else (_JARS[self._kind],)
 
     @property
@@ -132,7 +128,6 @@ class JdbcTarget(Target):
             connection.execute("commit")
 
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
-        """See Target."""
         return no_nul(schema) if self._kind == POSTGRESQL else ()
 
     def _noted_queue(self, queue: str) -> str:

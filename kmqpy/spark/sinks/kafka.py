@@ -29,7 +29,6 @@ class KafkaTarget(Target):
             raise ConfigError("partition by: a topic has no folders")
 
     def check(self, spark: SparkSession, schema: StructType) -> None:  # noqa: ARG002
-        """See Target."""
         for name in {"key", "value"} & set(schema.names):
             if not isinstance(kind := schema[name].dataType, StringType | BinaryType):
                 raise ConfigError(
@@ -38,11 +37,9 @@ class KafkaTarget(Target):
                 )
 
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
-        """See Target."""
         return () if "value" in schema.names else no_infinity(schema)
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
-        """See Target."""
         rows = batch.drop(COPY)
         fields = [name for name in rows.columns if name not in ORIGIN]
         value = F.col("value") if "value" in fields else F.to_json(F.struct(*fields), TEXT_OPTIONS)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ Test = Callable[[Column], Column]
 Types = tuple[type[DataType], ...]
 
 MAX_FOLDER_BYTES = 255
-"""The longest name of a folder, in bytes, that file systems take."""
+"""The longest name of a folder that file systems take."""
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 """Spark gives the folder of null this value."""
 _ESCAPED = r"""[\x01-\x1F\x7F"#%'*/:=?\\{\[\]^]"""
@@ -61,18 +62,32 @@ class Limit:
 
 def no_infinity(schema: StructType) -> tuple[Limit, ...]:
     """Limits of sinks that write JSON, which has no such numbers."""
-    return _limits(schema, (FloatType, DoubleType), "JSON has no infinite numbers", is_infinite, _infinite)
+
+    def breaks(value: Any) -> bool:
+        return isinstance(value, float | np.floating) and math.isinf(value)
+
+    return _limits(schema, (FloatType, DoubleType), "JSON has no infinite numbers", is_infinite, breaks)
 
 
 def no_nul(schema: StructType) -> tuple[Limit, ...]:
     """Limits of PostgreSQL, whose texts have no character U+0000."""
-    return _limits(schema, (StringType,), "PostgreSQL's texts have no U+0000", _has_nul, _nul_in)
+    why = "PostgreSQL's texts have no U+0000"
+    return _limits(
+        schema,
+        (StringType,),
+        why,
+        lambda column: F.instr(column, "\0") > 0,
+        lambda value: isinstance(value, str) and "\0" in value,
+    )
 
 
 def folder_limits(schema: StructType, partition_by: Sequence[str], *, prefix: str = "") -> tuple[Limit, ...]:
     """Limits of columns by whose values rows are sorted into folders, named `<prefix><column>=<value>`."""
-    texts = [name for name in partition_by if isinstance(schema[name].dataType, StringType)]
-    return tuple(limit for name in texts for limit in (_null_folder(name), _long_folder(name, prefix)))
+    limits: list[Limit] = []
+    for name in partition_by:
+        if isinstance(schema[name].dataType, StringType):
+            limits += _of_folder(name, MAX_FOLDER_BYTES - _folder_bytes(f"{prefix}{name}="))
+    return tuple(limits)
 
 
 def refusals(frame: pd.DataFrame, limits: Iterable[Limit]) -> dict[int, str]:
@@ -120,39 +135,38 @@ def is_infinite(column: Column) -> Column:
     return F.isnan(column) | (F.abs(column) == math.inf)
 
 
-def _null_folder(name: str) -> Limit:
-    return Limit(
+def _of_folder(name: str, room: int) -> tuple[Limit, Limit]:
+    """The limits of a column whose values may have `room` bytes in the names of folders."""
+    null = Limit(
         column=name,
         why=f"{_NULL_FOLDER!r} names the folder of null",
         broken=lambda column: column == _NULL_FOLDER,
         breaks=lambda value: isinstance(value, str) and value == _NULL_FOLDER,
     )
-
-
-def _long_folder(name: str, prefix: str) -> Limit:
-    room = MAX_FOLDER_BYTES - _folder_bytes(prefix + name) - len("=")
-    return Limit(
+    escaped = F.lit(_ESCAPED)
+    long = Limit(
         column=name,
         why=f"names a folder by more than {MAX_FOLDER_BYTES} bytes",
-        broken=lambda column: _folder_length(column) > room,
+        broken=lambda column: F.octet_length(column) + 2 * F.regexp_count(column, escaped) > room,
         breaks=lambda value: isinstance(value, str) and _folder_bytes(value) > room,
     )
+    return null, long
 
 
 def _limits(
     schema: StructType, types: Types, why: str, test: Test, breaks: Callable[[Any], bool]
 ) -> tuple[Limit, ...]:
     """A limit for each column that holds values of these types, however deep."""
-
-    def limit(name: str, kind: DataType) -> Limit:
-        return Limit(
-            column=name,
+    return tuple(
+        Limit(
+            column=field.name,
             why=why,
-            broken=lambda column: somewhere(column, kind, types, test),
-            breaks=lambda value: _any(value, breaks),
+            broken=partial(somewhere, kind=field.dataType, types=types, test=test),
+            breaks=partial(_any, breaks=breaks),
         )
-
-    return tuple(limit(field.name, field.dataType) for field in schema if holds(field.dataType, types))
+        for field in schema
+        if holds(field.dataType, types)
+    )
 
 
 def _any(value: Any, breaks: Callable[[Any], bool]) -> bool:
@@ -165,22 +179,6 @@ def _any(value: Any, breaks: Callable[[Any], bool]) -> bool:
     return breaks(value)
 
 
-def _infinite(value: Any) -> bool:
-    return isinstance(value, float | np.floating) and math.isinf(value)
-
-
-def _has_nul(column: Column) -> Column:
-    return F.instr(column, "\0") > 0
-
-
-def _nul_in(value: Any) -> bool:
-    return isinstance(value, str) and "\0" in value
-
-
 def _folder_bytes(name: str) -> int:
     """The length of a value, or of a column's name, in the name of a folder."""
     return len(name.encode(errors="surrogatepass")) + 2 * len(re.findall(_ESCAPED, name))
-
-
-def _folder_length(column: Column) -> Column:
-    return F.octet_length(column) + 2 * F.regexp_count(column, F.lit(_ESCAPED))

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, StructField, StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.frame_function import ERROR, REJECT, FrameFunction
+from kmqpy.spark.functions import ERROR, REJECT, FrameFunction
 from kmqpy.spark.sinks.limits import Limit, refusals
 
 MESSAGE_COLUMNS = ("original_partition", "original_offset")
@@ -23,12 +23,9 @@ ORIGIN = (*MESSAGE_COLUMNS, "original_row")
 COPY = "original_copied"
 """A column: True where the message is a copy: a sink may have its rows already. Sinks drop it."""
 
-_TYPES: dict[str, DataType] = {
-    "original_partition": IntegerType(),
-    "original_offset": LongType(),
-    "original_row": LongType(),
-    COPY: BooleanType(),
-}
+_TYPES: dict[str, DataType] = dict(
+    zip((*ORIGIN, COPY), (IntegerType(), LongType(), LongType(), BooleanType()), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -75,28 +72,30 @@ def with_origin(schema: StructType) -> StructType:
     """`schema` with the columns ORIGIN, which sinks write; raises ConfigError if it has one of them."""
     if taken := {name.lower() for name in schema.names} & _TYPES.keys():
         raise ConfigError(f"schema: column {min(taken)!r} is added by the pipeline; name yours otherwise")
-    return StructType([*schema.fields, *(StructField(name, _TYPES[name]) for name in ORIGIN)])
+    return StructType([*schema.fields, *_fields(*ORIGIN)])
 
 
 def origin_schema() -> StructType:
     """The schema of the columns MESSAGE_COLUMNS alone."""
-    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE_COLUMNS])
+    return StructType(_fields(*MESSAGE_COLUMNS))
 
 
 def with_copy(schema: StructType) -> StructType:
     """`schema` with the columns ORIGIN and COPY: the schema of the rows that a pipeline makes."""
-    return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
+    return StructType([*with_origin(schema).fields, *_fields(COPY)])
+
+
+def _fields(*names: str) -> list[StructField]:
+    return [StructField(name, _TYPES[name]) for name in names]
 
 
 def without_known(
     batch: DataFrame, written: Callable[[int, int], DataFrame], *, again: bool = False
 ) -> DataFrame:
-    """The rows of `batch` whose messages the sink has no rows of; without the column COPY.
+    """The rows of `batch`, which is persisted, whose messages the sink has not; without the column COPY.
 
-    batch    must be persisted, because it is evaluated twice
     written  a function of two original offsets: returns the sink's rows between them, and maybe others
-    again    whether the micro-batch may have been written before. If not, the sink can have rows of
-             messages only of which the batch has copies; without copies, `written` is not called
+    again    whether the micro-batch may have been written before. If not, only copies can be in the sink
     """
     span = offsets_of(batch if again else batch.where(COPY))
     return batch.drop(COPY) if span is None else without_written(batch, written(*span), span)
@@ -111,10 +110,7 @@ def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
 
 
 def without_written(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
-    """The rows of `batch` whose messages are not in `written`; without the column COPY.
-
-    span  the lowest and the highest original offset to look for in `written`
-    """
+    """The rows of `batch` whose messages are not in `written`, in a span of offsets; without COPY."""
     rows = batch.drop(COPY)
     near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE_COLUMNS)
     return rows.join(near, [*MESSAGE_COLUMNS], "left_anti").select(*rows.columns)

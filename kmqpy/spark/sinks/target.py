@@ -13,27 +13,25 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.spark.sinks.limits import Limit
 
-DEFAULT_FILE_BYTES = 128 * 2**20
-"""See Sink.file_bytes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
     """The place to which a pipeline writes its rows, as the user describes it.
 
-    path          a folder, the URL of a database (`jdbc:…`), a table or a topic, as `format` requires
-    format        one of kmqpy.spark.sinks.NAMES
-    options       of Spark's writer of that format; for "iceberg" of the catalog, for "jdbc" with `table`
-    partition_by  columns by whose values the files are sorted into folders
-    file_bytes    the size in bytes that files should have, where a micro-batch has enough rows
-    checkpoint    the folder of Spark's checkpoint; by default `<path>.kmq/checkpoint` if `path` is a folder
+    Attributes:
+        path: A folder, the URL of a database (`jdbc:…`), a table or a topic, as `format` requires.
+        format: One of kmqpy.spark.sinks.NAMES.
+        options: Of Spark's writer of that format; for "iceberg" of the catalog, for "jdbc" with `table`.
+        partition_by: Columns by whose values the files are sorted into folders.
+        file_bytes: The size in bytes that files should have, where a micro-batch has enough rows.
+        checkpoint: The folder of Spark's checkpoint; `<path>.kmq/checkpoint` if `path` is a folder.
     """
 
     path: str
     format: str = "parquet"
     options: Mapping[str, str] = field(default_factory=dict)
     partition_by: tuple[str, ...] = ()
-    file_bytes: int = DEFAULT_FILE_BYTES
+    file_bytes: int = 128 * 2**20
     checkpoint: str | None = None
 
 
@@ -58,9 +56,8 @@ class Target(ABC):
     def bind(self, queue: str, topic_id: str) -> None:
         """Note at the sink that its rows are of this queue; raise ConfigError if another queue is noted.
 
-        Rows identify their messages by partition and offset. With rows of two queues in one sink, messages of
-        one queue would be taken for redeliveries of the other's, and be left out. A queue whose topic was
-        recreated (deleted and made again) counts as another queue.
+        Rows identify their messages by partition and offset: those of another queue, or of a topic that was
+        recreated since, would be taken for redeliveries, and be left out.
         """
         noted = self._noted_queue(f"{queue} {topic_id}")
         name, _, noted_id = noted.partition(" ")
@@ -73,8 +70,6 @@ class Target(ABC):
 
     def take_over(self, run: str) -> None:  # noqa: B027 (most sinks need nothing)
         """Note, in sinks to which only one run may write, that this run writes from now on.
-
-        run  the name of the checkpoint
 
         Other runs fail at their next micro-batch: they search the sink for messages before they commit, and
         would not see messages that this run adds meanwhile.

@@ -45,7 +45,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
     `delivery="at-most-once"` can't be opened: they need the message itself to put it back. `receipt()` is
     a request. A look shows at most 10,000 messages, or 16 MiB of bodies.
 
-    Raises ConfigError, MissingExtra without httpx, Unavailable, AccessDenied.
+    Raises ConfigError, MissingExtra without msgspec, Unavailable, AccessDenied.
     """
     secure = url.scheme == "https"
     found = url.scheme == "http+zk"
@@ -69,7 +69,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
         from kmqpy.storages.http.gateways import Gateways
         from kmqpy.storages.http.storage import RemoteStorage
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"httpx", "msgspec"}:
+        if error.name != "msgspec":
             raise
         raise MissingExtra("http", f"a queue on {url.scheme}:") from None
     urls = [f"{url.scheme}://{host}{url.path.rstrip('/')}" for host in hosts]

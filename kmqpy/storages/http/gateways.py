@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import TypeVar
+from urllib.parse import urlencode, urlsplit
 
-import httpx
 import msgspec
 
 from kmqpy import errors
@@ -26,36 +25,19 @@ from kmqpy.errors import (
     UnknownOutcome,
 )
 from kmqpy.queue.shapes import PROBLEM, PROBLEM_TYPE, Problem
-from kmqpy.storages.tls import Tls, is_refusal
+from kmqpy.storages.http.connections import Answer, Connections, Failed
+from kmqpy.storages.tls import Tls
 
 T = TypeVar("T")
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
-_CONNECT_S = 3.0
-"""The longest wait for a connection; then the next gateway is asked."""
-_KEEP_ALIVE_S = 30.0
-"""Idle connections are closed after this time, before the gateway does."""
-_IDLE_CONNECTIONS = 20
 _CLOSE_S = 5.0
 """close() waits so many seconds for requests that run."""
-_NOT_DONE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""After these the request was certainly not sent."""
 _OF_PROXIES = (502, 504)
 
 
 class Changed(KmqError):
     """Others have changed a setting that was expected to have a certain value."""
-
-
-class _Failed(Exception):
-    """A request has failed, and may be repeated.
-
-    not_done  True: it has certainly done nothing
-    """
-
-    def __init__(self, why: str, *, not_done: bool) -> None:
-        super().__init__(why)
-        self.not_done = not_done
 
 
 class Gateways:
@@ -72,12 +54,7 @@ class Gateways:
         self._timeout_s = timeout_s
         self._current = 0
         self._key = {} if key is None else {"authorization": f"Bearer {key}"}
-        # Not a Client, which logs each request, and adds what is of no use here: cookies, redirects, proxies.
-        self._transport = httpx.HTTPTransport(
-            verify=True if tls is None else tls.context(),
-            limits=httpx.Limits(max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_KEEP_ALIVE_S),
-            trust_env=False,
-        )
+        self._connections = Connections(None if tls is None else tls.context())
         self._changed = threading.Condition()
         self._running = 0
         self._closed = False
@@ -103,30 +80,21 @@ class Gateways:
         """
         content = None if body is None else msgspec.json.encode(body)
         kind = {} if content is None else {"content-type": "application/json"}
-        timeout = httpx.Timeout(
-            self._timeout_s, connect=min(_CONNECT_S, self._timeout_s), read=self._timeout_s + wait_s
-        )
+        all_headers = {**self._key, **kind, **(headers or {})}
+        target = path if query is None else f"{path}?{_parameters(query)}"
         until_s = SYSTEM_CLOCK.monotonic() + self._timeout_s + wait_s
         for attempts in count(1):
             urls, index = self._urls, self._current
             url = urls[index % len(urls)]
             host = urlsplit(url).netloc
             try:
-                request = httpx.Request(
-                    method,
-                    url + path,
-                    params=None if query is None else _parameters(query),
-                    content=content,
-                    headers={**self._key, **kind, **(headers or {})},
-                    extensions={"timeout": timeout.as_dict()},
-                )
                 begun_s = SYSTEM_CLOCK.monotonic()
                 with self._run():
-                    response = self._send(request, host)
-                return _decoded(response, answer, host), SYSTEM_CLOCK.monotonic() - begun_s
-            except httpx.InvalidURL as error:
-                raise ConfigError(f"queue url: {error}") from None
-            except _Failed as failed:
+                    found = self._connections.ask(
+                        method, url, target, content, all_headers, timeout_s=self._timeout_s + wait_s
+                    )
+                return _decoded(found, answer, host), SYSTEM_CLOCK.monotonic() - begun_s
+            except Failed as failed:
                 if self._current == index:  # no other thread has gone on to the next one
                     self._current = index + 1
                 left_s = until_s - SYSTEM_CLOCK.monotonic()
@@ -148,25 +116,10 @@ class Gateways:
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._running, _CLOSE_S)
-        self._transport.close()
+        self._connections.close()
 
     def _run(self) -> _Running:
         return _Running(self)
-
-    def _send(self, request: httpx.Request, host: str) -> httpx.Response:
-        try:
-            response = self._transport.handle_request(request)
-            try:
-                response.read()
-            finally:
-                response.close()
-        except httpx.TransportError as error:
-            if is_refusal(error):
-                raise AccessDenied(f"gateway at {host}: {error}") from None
-            raise _Failed(
-                str(error) or type(error).__name__, not_done=isinstance(error, _NOT_DONE)
-            ) from error
-        return response
 
     def begin(self) -> None:
         """A request begins; raises Closed."""
@@ -197,24 +150,26 @@ class _Running:
         self._gateways.end()
 
 
-def _parameters(query: msgspec.Struct) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.to_builtins(query).items() if value is not None}
+def _parameters(query: msgspec.Struct) -> str:
+    given = {name: value for name, value in msgspec.to_builtins(query).items() if value is not None}
+    return urlencode(
+        {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+    )
 
 
-def _decoded(response: httpx.Response, answer: type[T], host: str) -> T:
+def _decoded(found: Answer, answer: type[T], host: str) -> T:
     """The answer; raises the error that a response tells."""
-    status = response.status_code
-    kind = response.headers.get("content-type", "").partition(";")[0].strip()
+    status, kind, body = found
     try:
         if status == 204 and answer is type(None):
             return None
         if status == 200 and kind == "application/json":
-            return msgspec.json.decode(response.content, type=answer)
-        problem = msgspec.json.decode(response.content, type=Problem) if kind == PROBLEM else None
+            return msgspec.json.decode(body, type=answer)
+        problem = msgspec.json.decode(body, type=Problem) if kind == PROBLEM else None
     except (msgspec.MsgspecError, ValueError):
         problem = None
     if status in _OF_PROXIES or (problem is None and status >= 500):
-        raise _Failed(f"status {status}", not_done=False)
+        raise Failed(f"status {status}", not_done=False)
     if problem is None:
         raise ConfigError(f"queue url: what answers at {host} is no gateway of this version: status {status}")
     raise _error(problem, host)
@@ -224,7 +179,7 @@ def _error(problem: Problem, host: str) -> Exception:
     name = problem.type.removeprefix(PROBLEM_TYPE)
     known = getattr(errors, name, KmqError)
     if name == "Overloaded":
-        return _Failed(problem.detail, not_done=True)
+        return Failed(problem.detail, not_done=True)
     if name == Changed.__name__:
         return Changed(problem.detail)
     if known is AccessDenied:
@@ -232,7 +187,7 @@ def _error(problem: Problem, host: str) -> Exception:
     if known is UnknownOutcome:
         return UnknownOutcome(f"gateway at {host}: {problem.detail}")
     if issubclass(known, Unavailable):
-        return _Failed(problem.detail, not_done=False)
+        return Failed(problem.detail, not_done=False)
     if known is Unfinished:
         return Unfinished(problem.detail, problem.done or 0)
     if name == "TooLarge":

@@ -40,6 +40,9 @@ _POLL_S = 1.0
 _MAX_BYTES = 4 * 1024 * 1024
 """A request has so many bytes of bodies, or one body."""
 
+_PLAIN: Terms = (None, (), 0, 0, None, None)
+"""The terms of a message that is a body only."""
+
 Listed = list[DeadLetter]
 
 
@@ -119,6 +122,8 @@ class _Outgoing(NamedTuple):
 
     def shape(self, headers: Headers) -> shapes.NewMessage:
         """The message as it is sent, with these headers."""
+        if not headers and self.dedup_id is None and self.terms == _PLAIN:
+            return shapes.new_message(self.body, None, headers)
         key, _, delay_ms, priority, _, group = self.terms
         more: dict[str, Any] = {"priority": priority, "group": group, "dedup_id": self.dedup_id}
         if delay_ms:  # msgspec leaves out a default only if it is the same object

@@ -398,8 +398,8 @@ def _checked_info(server: Server) -> dict[str, str]:
 
 
 def _lossy_setting(facts: dict[str, str], server: Server) -> str:
-    if facts.get("aof_enabled") != "1":
-        return "appendonly=no"
+    if (enabled := facts.get("aof_enabled")) != "1":
+        return f"appendonly={'unknown' if enabled is None else 'no'}"
     wanted = {"appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
     for name, value in wanted.items():
         if (found := _setting(server, name)) != value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.sockets import is_readable
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.storages.sql.applications import cursor_on
-from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
+from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate, Parameters
 
 T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
@@ -83,6 +83,10 @@ class Connections:
                     f"transaction: the connection's character set, {error.encoding}, can't hold this "
                     "header, group or reason; connect with UTF-8"
                 ) from None
+
+    def reader(self) -> Cursor:
+        """Acts as a cursor; reads what is committed, by another connection than that of a transaction."""
+        return _Reader(self)
 
     def inspect(self, work: Callable[[sqlalchemy.Inspector], T]) -> T:
         """Return the result of `work(inspector)`, which reads how tables are made; repeated as by run()."""
@@ -198,6 +202,26 @@ class Connections:
                 proxy.invalidate()
                 self.pool.dispose()
             proxy.close()
+
+
+class _Reader:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._rows: Sequence[Any] = ()
+
+    def execute(self, statement: str, parameters: Parameters) -> None:
+        def read(cursor: Cursor) -> Sequence[Any]:
+            cursor.execute(statement, parameters)
+            found: Sequence[Any] = cursor.fetchall()
+            return found
+
+        self._rows = self._connections.run(read)
+
+    def fetchall(self) -> Sequence[Any]:
+        return self._rows
+
+    def fetchone(self) -> Any:
+        return self._rows[0]
 
 
 def _note_use(_connection: Any, record: Any) -> None:

@@ -451,17 +451,21 @@ class SqlEngine:
             groups: list[int] = []
             if in_groups:
                 ids = [one.id for one in takes]
+                within = connection is not None
                 done, groups = change_grouped(
-                    self._dialect, cursor, name, parameters, ids, within=connection is not None
+                    self._dialect, cursor, name, parameters, ids, within=within, reader=reader or cursor
                 )
             else:
                 done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
                 self._check_exists(cursor, queue)
-            if groups and go_on(self._dialect, cursor, groups, parameters) and connection is not None:
+            shown = groups and go_on(self._dialect, cursor, groups, parameters, reader)
+            if shown and connection is not None:
                 self._tell(cursor, queue)
             return done
 
+        own_reads = connection is not None and self._dialect.name in ("mariadb", "mysql")
+        reader = self._connections.reader() if own_reads else None
         in_groups = queue.settings.keeps_groups and name != "extend"
         if connection is not None:
             return self._connections.within(connection, change)

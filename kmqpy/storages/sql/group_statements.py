@@ -47,6 +47,41 @@ _PICK = f"""SELECT m.id, m.place, m.group_id, {_AROUND}, {_NEXT} AS next_ready F
 WHERE m.queue = :queue AND m.state = 0 AND m.minus_priority = 0 AND m.place > :after
     AND {{nothing_due}}
 ORDER BY m.minus_priority, m.place LIMIT :limit"""
+_FOLLOWERS = """SELECT * FROM (SELECT id, place, 0 AS is_delayed FROM {messages} AS f
+    WHERE group_id = :group_id AND {of_group} = 0 AND place > :after ORDER BY place LIMIT :limit) AS ready
+UNION ALL SELECT * FROM (SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END
+    FROM {messages} AS f WHERE group_id = :group_id AND {of_group} = 4 AND place > :after
+    ORDER BY place LIMIT :limit) AS others"""
+_FOLLOWERS_OF_HEAD = (
+    _FOLLOWERS.replace(":group_id", "head.group_id")
+    .replace(":after", "head.place")
+    .replace(":limit", ":follow")
+)
+# A take by one statement: of the first ready rows, those that wait for nothing, each with what may follow it
+# (:follow rows at most). Behind a row that somebody else has locked, nothing of its group is taken.
+_TAKE_FIRST = f"""WITH heads AS MATERIALIZED (
+    SELECT * FROM ({_PICK.replace(_NEXT, "NULL")}) AS seen
+    WHERE group_id IS NULL OR (
+        taken_id IS NULL AND (dead_id IS NULL OR :holds = 0) AND first_ready = place
+        AND coalesce(first_delayed > place, true) AND coalesce(first_behind > place, true)
+    )
+), wanted AS MATERIALIZED (
+    SELECT head.place AS head, one.* FROM heads AS head CROSS JOIN LATERAL (
+        SELECT head.id, head.place, 0 AS is_delayed
+        UNION ALL SELECT * FROM (SELECT * FROM (
+            {_FOLLOWERS_OF_HEAD}
+        ) AS found WHERE coalesce(place < head.first_delayed, true) ORDER BY place LIMIT :follow) AS ordered
+    ) AS one LIMIT :limit
+), locked AS MATERIALIZED (
+    SELECT id FROM {{messages}} WHERE id = ANY (ARRAY(SELECT id FROM wanted)) AND state + 0 IN (0, 4)
+    FOR UPDATE SKIP LOCKED
+), judged AS (
+    SELECT wanted.id, bool_and(locked.id IS NOT NULL AND is_delayed = 0)
+        OVER (PARTITION BY head ORDER BY wanted.place) AS is_free
+    FROM wanted LEFT JOIN locked ON locked.id = wanted.id
+)
+UPDATE {{messages}} SET {{take}} WHERE id = ANY (ARRAY(SELECT id FROM judged WHERE is_free))
+RETURNING {{columns}}"""
 _LOOK = """SELECT id, place, minus_priority, group_id FROM {messages} WHERE queue = :queue AND state = 0
 ORDER BY minus_priority, place LIMIT :limit{lock_some}"""
 
@@ -67,11 +102,7 @@ _SHARED = {
     "look_grouped": _PICK,
     "behind": """SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END FROM {messages} AS f
 WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
-    "followers": """SELECT * FROM (SELECT id, place, 0 AS is_delayed FROM {messages} AS f
-    WHERE group_id = :group_id AND {of_group} = 0 AND place > :after ORDER BY place LIMIT :limit) AS ready
-UNION ALL SELECT * FROM (SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END
-    FROM {messages} AS f WHERE group_id = :group_id AND {of_group} = 4 AND place > :after
-    ORDER BY place LIMIT :limit) AS others""",
+    "followers": _FOLLOWERS,
     "lock_behind": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 4{lock_some}",
     "lock_witnesses": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 4{lock_some}",
     "rows": "SELECT {columns} FROM {messages} WHERE {by_ids}",
@@ -140,6 +171,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         # By itself: a row that is locked must be seen, since nothing behind it may be taken.
         "lock_ready": _LOCK_READY,
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
+        "take_first": _TAKE_FIRST,
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
     "mariadb": {
@@ -224,11 +256,15 @@ def group_statements(
     texts = {**_SHARED, **_OWN[dialect]}
     if dialect in _RETURNING:
         texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in ("pass_time", "finish")}
+        found = texts["first_behind"]
+        found = f"= ANY (ARRAY({found}))" if dialect == "postgresql" else f"IN ({found})"
+        texts["show_first"] = texts["show"].replace("{by_ids}", f"id {found}")
         texts["take_chosen"] = f"UPDATE {{messages}} SET {take} WHERE {{by_ids}} RETURNING {{columns}}"
     shared = f"UPDATE {{messages}} SET {take}, minus_priority = 0 WHERE {{by_ids}}"
     texts["take_shared"] = shared + (" RETURNING {columns}" if dialect in _RETURNING else "")
     for name, text in texts.items():
         filled = text.replace("{columns}", columns).replace("{nothing_due}", nothing_due)
+        filled = filled.replace("{take}", take)
         for part, value in _PARTS[dialect].items():
             filled = filled.replace(f"{{{part}}}", value)
         texts[name] = filled

@@ -167,8 +167,16 @@ def take_grouped(
     now = None if "take_chosen" in sql else situation(cursor, sql, parameters)
     if now is not None and now.is_due and not late:
         return now
+    rows: list[MessageRow] = []
+    if "take_first" in sql:
+        limit = min(parameters["limit"], _MOST_PICKED)
+        follow_limit = 0 if one_per_group else limit - 1
+        cursor.execute(sql["take_first"], {**parameters, "after": -1, "limit": limit, "follow": follow_limit})
+        rows = message_rows(cursor.fetchall())
+        if len(rows) == parameters["limit"]:
+            return Picked(rows, rows[0].since_ms)
     follow = partial(_followers, dialect, cursor)
-    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group, follow)
+    take = _Take(parameters["limit"] - len(rows), bool(parameters["holds"]), one_per_group, follow)
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
@@ -181,7 +189,7 @@ def take_grouped(
         looked += len(found)
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
-    rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
+    rows += _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
@@ -211,11 +219,19 @@ def groups_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[int]
 
 
 def change_grouped(
-    dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters, ids: Sequence[int], *, within: bool
+    dialect: Dialect,
+    cursor: Cursor,
+    name: str,
+    parameters: Parameters,
+    ids: Sequence[int],
+    *,
+    within: bool,
+    reader: Cursor,
 ) -> tuple[int, list[int]]:
     """As Dialect.change(); also returns the groups of the rows with these ids.
 
     within  True: in a transaction of the application's
+    reader  see go_on()
     """
     if within and "isolation" in dialect.sql:
         cursor.execute(dialect.sql["isolation"])
@@ -226,7 +242,7 @@ def change_grouped(
         cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
         found = [group for (group,) in cursor.fetchall()]
         return len(found), found
-    groups = groups_of(dialect, cursor, ids)
+    groups = groups_of(dialect, reader, ids)
     return dialect.change(cursor, name, parameters), groups
 
 
@@ -236,19 +252,34 @@ def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> lis
     return [group for (group,) in cursor.fetchall()]
 
 
-def go_on(dialect: Dialect, cursor: Cursor, groups: Iterable[int | None], parameters: Parameters) -> int:
+def go_on(
+    dialect: Dialect,
+    cursor: Cursor,
+    groups: Iterable[int | None],
+    parameters: Parameters,
+    reader: Cursor | None = None,
+) -> int:
     """Make the first row that waits ready in each of these groups; returns how many.
 
     It follows the statement that has changed other rows of the groups, so that it sees which rows others have
     let wait for these, and waits for nobody: who has locked the first row makes it ready, too.
+
+    reader  reads what is committed, for a transaction of the application's that would read an older snapshot
+            and lock gaps. What the transaction has ended is still there then, so a row may be too many
     """
     wanted = sorted({group for group in groups if group is not None})
     if not wanted:
         return 0
     if parameters["shares"]:
-        return share_on(dialect, cursor, wanted, parameters)
-    cursor.execute(dialect.sql["first_behind"], {**dialect.defaults(), **listed(dialect, wanted)})
-    ids = [row_id for (row_id,) in cursor.fetchall() if row_id is not None]
+        shown = share_on(dialect, cursor, wanted, parameters, reader or cursor)
+        if reader is None or shown >= len(wanted):
+            return shown
+    given = {**dialect.defaults(), **listed(dialect, wanted)}
+    if "show_first" in dialect.sql:
+        return dialect.change(cursor, "show_first", given)
+    reader = reader or cursor
+    reader.execute(dialect.sql["first_behind"], given)
+    ids = [row_id for (row_id,) in reader.fetchall() if row_id is not None]
     ids = sorted(lock_free(dialect, cursor, "lock_behind", ids))
     if ids:
         dialect.change(cursor, "show", {**dialect.defaults(), "ids": dialect.ids(ids)})

@@ -43,8 +43,9 @@ _DURABILITY = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name REGEXP 'innodb_(flush|double)|log_bin$|sync_binlog|wsrep_on'",
     "SHOW GLOBAL STATUS LIKE 'innodb_redo_log_enabled'",  # of MySQL: ALTER INSTANCE DISABLE INNODB REDO_LOG
 )
+_FLUSH = "innodb_flush_log_at_trx_commit"
 _LOSSY_VALUES = {
-    "innodb_flush_log_at_trx_commit": {"0", "2"},  # 3 is as good as 1; MariaDB has it
+    _FLUSH: {"0", "2"},  # 3 is as good as 1; MariaDB has it
     "innodb_flush_method": {"NOSYNC"},
     "innodb_doublewrite": {"OFF", "0", "DETECT_ONLY"},  # a page that was half written can't be mended
     "innodb_redo_log_enabled": {"OFF"},
@@ -150,9 +151,9 @@ class OverPyMySql(ServerDialect):
             if (value := found.get(name)) in values:
                 return f"{name}={value}"
         # A commit that the binary log lacks after a crash is rolled back.
-        if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "1")) != "1":
+        if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "unknown")) != "1":
             return f"sync_binlog={sync}"
-        return ""
+        return "" if _FLUSH in found else f"{_FLUSH}=unknown"  # a proxy that answers by itself
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""

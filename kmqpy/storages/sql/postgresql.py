@@ -148,8 +148,9 @@ class PostgreSql(ServerDialect):
         """See Dialect. Servers that only speak PostgreSQL's language may not have all these settings."""
         for name in ("synchronous_commit", "fsync", "full_page_writes"):
             cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
-            if cursor.fetchone()[0] == "off":
-                return f"{name}=off"
+            (value,) = cursor.fetchone()
+            if value in (None, "off"):
+                return f"{name}={value or 'unknown'}"
         # Somebody made them faster: a crash empties them.
         cursor.execute(_UNLOGGED, {"tables": self._tables})
         (unlogged,) = cursor.fetchone()

@@ -165,7 +165,9 @@ def take_shared(
     return now._replace(has_ready=not is_clear or unseen)
 
 
-def share_on(dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters: Parameters) -> int:
+def share_on(
+    dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters: Parameters, reader: Cursor
+) -> int:
     """Let the first row of each of these groups be ready, with its rank; returns how many it changed.
 
     Also of groups that seem to have as many taken as they may, which only takes heed: of those who end the
@@ -173,10 +175,12 @@ def share_on(dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters
 
     It follows the statement that has changed other rows of the groups, so that it sees which rows others have
     let wait for these, and waits for nobody: who has locked a row looks after its group, too.
+
+    reader  see go_on()
     """
-    states = _states(dialect, cursor, groups)
+    states = _states(dialect, reader, groups)
     limits = _Limits(bool(parameters["fair"]), bool(parameters["by_noise"]), INT64_MAX)
-    limits = limits.given(dialect, cursor, parameters, states)
+    limits = limits.given(dialect, reader, parameters, states)
     ranks: dict[int, int] = {}
     for one in states.values():
         rank = limits.rank(one.taken)

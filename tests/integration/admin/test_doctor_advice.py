@@ -214,7 +214,7 @@ def registered_with(partitions: int) -> Callable[[Stage], None]:
 
 def deleting(stage: Stage) -> None:
     stage.make()
-    registry_removal._mark_deleting(stage.admin._context.registry._requests, stage.name)
+    registry_removal.mark_deleting(stage.admin._context.registry._requests, stage.name)
 
 
 def unreadable(stage: Stage) -> None:

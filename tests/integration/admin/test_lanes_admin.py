@@ -2,8 +2,9 @@
 
 import pytest
 
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.errors import ConfigError, TopicError, Unavailable
 from kmqpy.kafka.admin import lane_removal
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.consumer import QueueConsumer
@@ -103,6 +104,86 @@ def test_a_removal_that_ended_halfway_goes_on(admin, connection, registry, queue
     assert f"{queue_name}__retry" not in Topics(connection).names()
 
 
+def test_of_two_administrators_one_removes_a_lane_and_the_other_adds_it_again(
+    admin, connection, zookeeper, queue_name, monkeypatch
+):
+    """Whoever comes second is refused; a lane that is there has its topics."""
+    monkeypatch.setattr(lane_removal, "QUIET_S", 0.0)
+    admin.create_queue(QueueSettings(name=queue_name, retry_lane=True))
+    admin.alter_queue(queue_name, retry_lane=False)
+    topics = Topics(connection)
+    real = {"remove": Registry.remove, "delete": Topics.delete}
+    with Admin(connection, zookeeper) as other:
+
+        def remove(*given, **more):
+            monkeypatch.setattr(Registry, "remove", real["remove"])
+            assert other.alter_queue(queue_name, retry_lane=True).retry_lane
+            real["remove"](*given, **more)
+
+        monkeypatch.setattr(Registry, "remove", remove)
+        with pytest.raises(TopicError, match="was added again"):
+            admin.remove_lanes(queue_name)
+        assert f"{queue_name}__retry" in topics.names()
+
+        def delete(self, names):
+            monkeypatch.setattr(Topics, "delete", real["delete"])
+            with pytest.raises(TopicError, match=r"__retry' is being removed"):
+                other.alter_queue(queue_name, retry_lane=True)
+            real["delete"](self, names)
+
+        admin.alter_queue(queue_name, retry_lane=False)
+        monkeypatch.setattr(Topics, "delete", delete)
+        assert not admin.remove_lanes(queue_name).has_lanes
+        assert f"{queue_name}__retry" not in topics.names()
+
+        register = Registry.register
+
+        def late(self, *given, **more):
+            monkeypatch.setattr(Registry, "register", register)
+            topics.delete([f"{queue_name}__retry"])  # as at the end of a removal
+            return register(self, *given, **more)
+
+        monkeypatch.setattr(Registry, "register", late)
+        assert other.alter_queue(queue_name, retry_lane=True).retry_lane
+        assert f"{queue_name}__retry" in topics.names()
+
+
+def test_a_deletion_that_has_begun_lets_nobody_add_lanes(
+    admin, connection, zookeeper, queue_name, monkeypatch
+):
+    admin.create_queue(QueueSettings(name=queue_name, retry_lane=True))
+    delete = Topics.delete
+    with Admin(connection, zookeeper) as other:
+
+        def meanwhile(self, names):
+            with pytest.raises(TopicError, match="is being removed"):
+                other.alter_queue(queue_name, priorities=2)
+            delete(self, names)
+
+        monkeypatch.setattr(Topics, "delete", meanwhile)
+        admin.delete_queue(queue_name)
+        assert other.list_queues() == []
+
+
+def test_an_open_client_counts_lanes_that_were_added_since(admin, connection, zookeeper, queue_name):
+    admin.create_queue(queue_name)
+    with KmqClient(queue_name, connection, zookeeper) as queue:
+        urgent, _ = admin.alter_queue(queue_name, priorities=2).lanes()
+        send_to(urgent, connection, 2)
+        assert queue.size() == 2
+        assert queue.purge() == 2
+        assert queue.size() == 0
+
+
+def test_where_jvm_trackers_serve_a_queue_lanes_are_refused(admin, queue_name):
+    admin.create_queue(QueueSettings(name=queue_name, markers="jvm"))
+    with pytest.raises(ConfigError, match="trackers on the JVM see one lane"):
+        admin.alter_queue(queue_name, retry_lane=True)
+    assert admin.alter_queue(queue_name, retry_lane=True, markers="range").retry_lane
+    with pytest.raises(ConfigError, match="trackers on the JVM see one lane"):
+        admin.alter_queue(queue_name, markers="jvm")
+
+
 def test_what_is_counted_listed_and_purged_is_that_of_all_lanes(admin, connection, zookeeper, queue_name):
     settings = QueueSettings(name=queue_name, priorities=2, lease_ms=60_000)
     admin.create_queue(settings)
@@ -140,6 +221,9 @@ def test_the_doctor_looks_at_each_lane(admin, connection, queue_name):
     assert found.to_do.startswith(f"`kmq queue create {queue_name}`")
     admin.create_queue(queue_name)
     assert {one.kind for one in admin.doctor(queue_name)} == kinds
+    Topics(connection).grow(retry, 2)
+    advice = {one.to_do for one in admin.doctor(queue_name) if one.kind is Kind.TOO_MANY_PARTITIONS}
+    assert advice == {f"`kmq queue alter {queue_name} --partitions 2`"}
 
 
 def test_lanes_that_would_take_the_topics_or_the_name_of_another_queue(admin, registry, queue_name):
@@ -157,6 +241,7 @@ def test_lanes_that_would_take_the_topics_or_the_name_of_another_queue(admin, re
     [
         ({"priorities": 11}, "priorities: 11 is not from 1 to 10"),
         ({"priorities": 0}, "priorities: 0 must be"),
+        ({"lane_share": 1.0}, "lane_share: 1.0 is not between 0 and 1"),
         ({"retry_lane": True, "collapse": True}, "collapse: not in a queue with lanes"),
         ({"retry_lane": True, "markers": "jvm"}, "markers: a queue with lanes needs 'range'"),
         ({"draining_lanes": ("main",)}, "draining_lanes: 'main' is no lane"),

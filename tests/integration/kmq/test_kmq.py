@@ -12,6 +12,25 @@ from kmqpy.kafka.topics import Topics
 
 
 class TestFlow:
+    def test_a_queue_with_lanes_is_one_queue(self, kmq, queue_name):
+        kmq("queue", "create", queue_name, "--retry-lane", "--priorities", 2, "--late-acks")
+        assert kmq("send", queue_name, "u", "--priority", 9, "--key", "k") == "priority1:0-0\n"
+        sent = kmq("send", queue_name, "a", "--key", "k").strip()
+        assert kmq("size", queue_name) == "2\n"
+        rows = [line.split()[:2] for line in kmq("stats", queue_name).splitlines()]
+        lanes = [f"{queue_name}__retry", f"{queue_name}__priority1", queue_name, "total"]
+        assert rows[-4:] == [[name, count] for name, count in zip(lanes, "0112", strict=True)]
+        urgent, usual = sorted(kmq.lines("receive", queue_name, "--max", 2), key=lambda one: one["body"])[
+            ::-1
+        ]
+        assert (urgent["id"], usual["id"]) == ("priority1:0-0", sent)
+        assert kmq("ack", urgent["receipt"]) == "1 acknowledged\n"
+        found = kmq.json("trace", queue_name, "priority1:0-0")
+        assert (found["queue"], found["state"]) == (queue_name, "acknowledged")
+        assert kmq.json("trace", urgent["receipt"]) == found
+        by_key = kmq.lines("trace", queue_name, "--key", "k", "--since", "1h", "-o", "json")
+        assert [one["state"] for one in by_key] == ["acknowledged", "in flight"]
+
     def test_from_create_to_delete(self, kmq, queue_name):
         made = kmq.json("queue", "create", queue_name, "--partitions", 2, "--lease", "20s")
         assert (made["partitions"], made["lease_ms"]) == (2, 20_000)

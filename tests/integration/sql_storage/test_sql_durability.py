@@ -10,6 +10,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.queue import storage_for
 from kmqpy.storages.sql.mariadb import MariaDb
 from kmqpy.storages.sql.over_pymysql import OverPyMySql
+from kmqpy.storages.sql.postgresql import PostgreSql
 
 
 @pytest.fixture
@@ -82,7 +83,8 @@ class Answers:
         ({"innodb_flush_log_at_trx_commit": "0"}, "innodb_flush_log_at_trx_commit=0"),
         ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON", "sync_binlog": "0"}, "sync_binlog=0"),
         ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "OFF", "sync_binlog": "0"}, ""),
-        ({"wsrep_on": "OFF"}, ""),
+        ({"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON"}, "sync_binlog=unknown"),
+        ({"wsrep_on": "OFF"}, "innodb_flush_log_at_trx_commit=unknown"),
         ({"innodb_flush_log_at_trx_commit": "3"}, ""),
         ({"innodb_doublewrite": "DETECT_ONLY"}, "innodb_doublewrite=DETECT_ONLY"),
         ({"Innodb_redo_log_enabled": "OFF"}, "innodb_redo_log_enabled=OFF"),
@@ -90,6 +92,14 @@ class Answers:
 )
 def test_which_settings_of_mariadb_and_mysql_count(variables: dict[str, str], said: str) -> None:
     assert OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(**variables)) == said
+
+
+def test_what_postgresql_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = Answers(fsync="")
+    monkeypatch.setattr(cursor, "execute", lambda *_: None)
+    monkeypatch.setattr(cursor, "fetchone", lambda: (None,), raising=False)
+    said = PostgreSql.lossy_setting(PostgreSql.__new__(PostgreSql), cursor)
+    assert said == "synchronous_commit=unknown"
 
 
 def test_a_node_of_a_galera_cluster_is_refused() -> None:

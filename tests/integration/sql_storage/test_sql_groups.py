@@ -74,6 +74,16 @@ def test_sends_into_a_group_wait_for_no_transaction(place: Place, grouped: Queue
     assert "a5" not in taken(grouped, 9)
 
 
+def test_a_batch_ends_before_what_a_transaction_has(place: Place, grouped: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    ids = place.execute(f"SELECT id FROM {place.names.tables['messages']} ORDER BY id")
+    application = place.application.execution_options(isolation_level="READ COMMITTED")
+    with application.connect() as connection:
+        grouped.ack(grouped.receipt(str(ids[1][0])), transaction=connection)
+        assert taken(grouped, 9) == ["a1", "b1", "b2"]
+
+
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
 def test_a_take_finds_what_another_taker_has_just_made_ready(
     place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -150,6 +160,29 @@ def test_a_snapshot_hides_no_message_with_a_dedup_id(place: Place, until_acknowl
             assert until_acknowledged.send("2", dedup_id="d", transaction=connection) == first
             connection.commit()
     assert taken(until_acknowledged, 9) == ["1"]
+
+
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
+def test_a_snapshot_hides_nobody_who_waits_and_holds_up_no_sends(
+    place: Place, settings: dict[str, Any]
+) -> None:
+    if place.name not in ("mariadb", "mysql"):
+        pytest.skip("PostgreSQL refuses it, SQLite has one transaction at a time")
+    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
+    with storage_for(place.url) as storage, strict.connect() as connection:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
+        queue.send("first", group="a")
+        (first,) = queue.receive(1, lease=60)
+        queue.send("second", group="a")
+        assert taken(queue) == []
+        queue.ack(first, transaction=connection)
+        names = [f"other {number}" for number in range(9)]
+        for name in names:  # it locks no gap between groups
+            queue.send(name, group=name)
+        connection.commit()
+        assert sorted(taken(queue, 20)) == [*names, "second"]
 
 
 def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, grouped: Queue) -> None:

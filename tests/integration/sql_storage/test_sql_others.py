@@ -92,6 +92,33 @@ def test_a_damaged_file_of_sqlite_is_named_and_hands_out_no_other_message(tmp_pa
     assert told > 3
 
 
+def test_a_damaged_log_of_sqlite_ends_where_the_damage_is_and_hands_out_no_other_message(
+    tmp_path: Path,
+) -> None:
+    sent, file, dice = (
+        [f"{number:03d}".encode() * 100 for number in range(60)],
+        tmp_path / "queues.db",
+        random.Random(1),
+    )
+    with queue_for(f"sqlite:///{file}?queue=q&create=true") as queue:
+        for body in sent:
+            queue.send(body)
+        whole, log = file.read_bytes(), file.with_name("queues.db-wal").read_bytes()
+    left = set()
+    for number in range(8):
+        place = tmp_path / f"{number}"
+        place.mkdir()
+        damaged, at = bytearray(log), dice.randrange(len(log) // 2, len(log))
+        damaged[at] ^= 1 << dice.randrange(8)
+        (place / "queues.db").write_bytes(whole)
+        (place / "queues.db-wal").write_bytes(damaged[: len(log) if dice.random() < 0.5 else at])
+        with queue_for(f"sqlite:///{place}/queues.db?queue=q") as queue:
+            found = [message.body for message in queue.receive(100)]
+        assert found == sent[: len(found)]
+        left.add(len(found))
+    assert len(left) > 3
+
+
 def test_an_sqlite_that_is_too_old_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
     with pytest.raises(ConfigError, match=r"older than 3\.37"):

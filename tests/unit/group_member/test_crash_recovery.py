@@ -99,7 +99,7 @@ def test_r22_a_marker_of_a_message_that_does_not_exist_hides_none_that_comes_lat
     takes.update({0: 1_000, 1: 3})
     consumer.of_predecessor = TopicPartition("q", 0, 2, "kmq2:0:Q:M")
     assign(member, consumer, 0)
-    consumer.offsets = [2, 3, 1_000]
+    consumer.offsets, consumer.end = [2, 3, 1_000], 1_001
     assert member.poll(3, 0)[1] == {0: [2, 1_000]}
 
 

@@ -6,16 +6,13 @@ clients of SQS depend on codes and shapes of errors. shapes.py is made of AWS's 
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import Request
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError, NotSupported, Unavailable
@@ -179,7 +176,7 @@ class SqsDialect:
             signature = signature_of(call.header, call.parameters(), _SERVICE)
             if signature is None:
                 raise SqsError(MISSING_TOKEN, "Request is missing Authentication Token")
-            sender = await self._authenticate.of_id(signature.key_id)
+            sender = await self._authenticate.of_id(signature.claim.key_id)
         if sender is None:
             raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
         if why := self._authenticate.objection(sender, call.header):
@@ -206,20 +203,23 @@ class SqsDialect:
         """What the policy of the queue says of the request; it rules nothing that needs `manage`."""
         if sender.key is None or needs == "manage" or action in {"CreateQueue", "ListQueues"}:
             return {}
-        with contextlib.suppress(SqsError):  # there is no such queue, which whoever may know it is told later
+        try:
             name = _subject(given)
-            policy = (await self._catalog.get(name)).attributes.get("Policy", "{}")
-            arn = addresses.arn(name)
-            found = verdict(policy, action=action, key_id=sender.id, account=self._account, arn=arn)
-            return {} if found is None else {name: found}
-        return {}
+            policy = (await self._catalog.get(name)).attributes.get("Policy")
+        except SqsError:  # there is no such queue, which whoever may know it is told later
+            return {}
+        if policy is None:
+            return {}
+        arn = addresses.arn(name)
+        found = verdict(policy, action=action, key_id=sender.id, account=self._account, arn=arn)
+        return {} if found is None else {name: found}
 
     def _check(self, call: Call, sender: Principal, signature: Signature, body: bytes) -> None:
         """Raise SqsError unless the sender has signed the request."""
         secrets = self._authenticate.aws_secrets(sender)
         if not secrets:  # a key of another kind, or the gateway has no operator's key
             raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
-        signature.check_time(datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC))
+        signature.check_time(self._clock.wall_ms() / 1000)
         scope = call.request.scope
         text = canonical_request(
             signature,
@@ -241,14 +241,14 @@ class SqsDialect:
         return f"{call.request.scope['scheme']}://{call.header('host') or 'localhost'}"
 
 
-def speaks(request: Request) -> bool:
+def speaks(call: Call) -> bool:
     """True for a request of SQS's clients, whatever its path, or for the URL of a queue."""
-    headers = request.headers
+    scope = call.request.scope
     return (
-        headers.get("x-amz-target", "").startswith(_TARGET)
-        or headers.get("content-type", "").startswith(_FORM)
-        or b"Action=" in request.scope["query_string"]
-        or (request.method == "GET" and _QUEUE_PATH.fullmatch(request.scope["path"]) is not None)
+        call.header("x-amz-target").startswith(_TARGET)
+        or call.header("content-type").startswith(_FORM)
+        or b"Action=" in scope["query_string"]
+        or (scope["method"] == "GET" and _QUEUE_PATH.fullmatch(scope["path"]) is not None)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from kmqpy.gateway.dialects.sqs.errors import invalid, no_such_queue
@@ -11,8 +11,7 @@ from kmqpy.gateway.dialects.sqs.errors import invalid, no_such_queue
 _ARN = re.compile(r"arn:[a-z-]+:sqs:[a-z0-9-]*:\d*:([^:]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
+class Addresses(NamedTuple):
     """Makes the addresses of queues.
 
     base     scheme, host and port, as the client wrote them or as they were configured
@@ -44,8 +43,8 @@ def queue_of_url(url: str) -> str:
 
 def queue_of_path(path: str) -> str | None:
     """The name in the path of a queue's URL; None for another path."""
-    parts = [unquote(part) for part in path.strip("/").split("/")]
-    return parts[-1] if len(parts) == 2 else None
+    _, *names = path.strip("/").split("/")
+    return unquote(names[0]) if len(names) == 1 else None
 
 
 def is_arn(text: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_url
 from kmqpy.gateway.dialects.sqs.errors import ACCESS_DENIED, SqsError, missing
@@ -11,8 +11,7 @@ from kmqpy.gateway.http import Call
 from kmqpy.gateway.keys.keyring import Principal
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What actions know of a request beside its values.
 
     sender  who has sent it
@@ -26,7 +25,7 @@ class Asked:
     sender: Principal
     needs: str
     spend: Callable[[int], None]
-    ruled: Mapping[str, bool] = field(default_factory=dict)
+    ruled: Mapping[str, bool]
 
     def queue(self, url: str | None) -> str:
         """The name of the queue that a request is about; raises SqsError."""

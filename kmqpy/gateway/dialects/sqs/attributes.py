@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from kmqpy.gateway.dialects.sqs.errors import (
@@ -121,7 +122,7 @@ class Sheet:
         default = _FIFO[name][0] if self.is_fifo and name in _FIFO else _DEFAULTS.get(name)
         return self.attributes.get(name, default)
 
-    @property
+    @cached_property
     def is_fifo(self) -> bool:
         """True for a FIFO queue."""
         return self.attributes.get("FifoQueue") == "true"
@@ -143,7 +144,7 @@ class Sheet:
             names[_KMS_PERIOD] = None
         return {name: value for name in names if (value := self.value(name)) is not None}
 
-    @property
+    @cached_property
     def redrive(self) -> Redrive | None:
         """Where its messages go that were received too often."""
         text = self.attributes.get("RedrivePolicy")

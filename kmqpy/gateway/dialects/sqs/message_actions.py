@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -305,29 +305,33 @@ class MessageActions:
 
     async def delete(self, asked: Asked, given: shapes.DeleteMessageRequest) -> None:
         """Delete a message, by the handle of any of its receives."""
-        name = asked.queue(given.QueueUrl)
-        await self._on_handle(asked, name, given.ReceiptHandle, self._delete)
+        await self._on_one(asked, asked.queue(given.QueueUrl), given.ReceiptHandle, self._delete)
 
     async def delete_batch(self, asked: Asked, given: shapes.DeleteMessageBatchRequest) -> dict[str, Any]:
         """Delete messages."""
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("DeleteMessageBatchRequestEntry", given.Entries or ())
-        return await self._each(
-            asked, name, {id_: (one.ReceiptHandle, self._delete) for id_, one in entries.items()}
-        )
+        handles = {id_: one.ReceiptHandle for id_, one in entries.items()}
+        return batches.outcome(await self._on_each(asked, name, handles, self._delete))
 
-    async def _delete(self, served: ServedQueue, handle: Handle) -> None:
-        id_ = served.ids.parse(handle.wire_id)
-        if id_ is None:  # of an earlier queue of this name
-            raise foreign_handle(handle.text())
-        may_be_late = served.is_grouped and handle.wire_id not in self._deleted
-        if may_be_late and not await served.change(handle.receipt, _SHOWN_LEASE_S):
-            # What is behind it in its group may be with others: the message must be received again.
-            raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
-        self._attempts.touch(handle.wire_id)
-        await served.ack([id_])
-        self._latest.pop(handle.wire_id, None)
-        _remember(self._deleted, handle.wire_id)
+    async def _delete(self, served: ServedQueue, handles: Mapping[str, Handle]) -> dict[str, SqsError]:
+        errors: dict[str, SqsError] = {}
+        if served.is_grouped:
+            late = {id_: one for id_, one in handles.items() if one.wire_id not in self._deleted}
+            errors = await _each(dict.fromkeys(late, _check_current))(served, late)
+        good: dict[str, str] = {}
+        for id_, handle in handles.items():
+            if id_ not in errors:
+                try:
+                    good[handle.wire_id] = _stored_id(served, handle)
+                    self._attempts.touch(handle.wire_id)
+                except SqsError as error:
+                    errors[id_] = error
+        await served.ack([*good.values()])
+        for wire_id in good:
+            self._latest.pop(wire_id, None)
+            _remember(self._deleted, wire_id)
+        return errors
 
     async def change(self, asked: Asked, given: shapes.ChangeMessageVisibilityRequest) -> None:
         """Let a message be hidden for so long from now."""
@@ -335,7 +339,7 @@ class MessageActions:
         change = self._changing(
             given.VisibilityTimeout or 0, name, f"Must be between 0 and {_MAX_VISIBILITY_S}."
         )
-        await self._on_handle(asked, name, given.ReceiptHandle, change)
+        await self._on_one(asked, name, given.ReceiptHandle, _each({"": change}))
 
     async def change_batch(
         self, asked: Asked, given: shapes.ChangeMessageVisibilityBatchRequest
@@ -344,16 +348,14 @@ class MessageActions:
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("ChangeMessageVisibilityBatchRequestEntry", given.Entries or ())
         reason = f"VisibilityTimeout must be an integer between 0 and {_MAX_VISIBILITY_S}."
-        return await self._each(
-            asked,
-            name,
-            {
-                id_: (one.ReceiptHandle, self._changing(one.VisibilityTimeout, name, reason, number))
-                for number, (id_, one) in enumerate(entries.items(), 1)
-            },
-        )
+        changes = {
+            id_: self._changing(one.VisibilityTimeout, name, reason, number)
+            for number, (id_, one) in enumerate(entries.items(), 1)
+        }
+        handles = {id_: one.ReceiptHandle for id_, one in entries.items()}
+        return batches.outcome(await self._on_each(asked, name, handles, _each(changes)))
 
-    def _changing(self, seconds: int | None, name: str, reason: str, number: int = 0) -> _Doing:
+    def _changing(self, seconds: int | None, name: str, reason: str, number: int = 0) -> _One:
         async def change(served: ServedQueue, handle: Handle) -> None:
             if seconds is None:
                 raise missing(f"ChangeMessageVisibilityBatchRequestEntry.{number}.{VISIBILITY}")
@@ -383,40 +385,74 @@ class MessageActions:
 
         return change
 
-    async def _each(
-        self, asked: Asked, name: str, entries: dict[str, tuple[str | None, _Doing]]
-    ) -> dict[str, Any]:
-        await self._catalog.get(name)
-        asked.call.count = len(entries)
-        done = await asyncio.gather(
-            *(self._tried_on(asked, name, handle, do) for handle, do in entries.values())
-        )
-        return batches.outcome(dict(zip(entries, done, strict=True)))
+    async def _on_one(self, asked: Asked, name: str, handle: str | None, do: _All) -> None:
+        for result in (await self._on_each(asked, name, {"": handle}, do)).values():
+            if isinstance(result, SqsError):
+                raise result
 
-    async def _tried_on(
-        self, asked: Asked, name: str, handle: str | None, do: _Doing
-    ) -> dict[str, Any] | SqsError:
-        try:
-            await self._on_handle(asked, name, handle, do)
-        except SqsError as error:
-            return error
-        return {}
-
-    async def _on_handle(self, asked: Asked, name: str, handle: str | None, do: _Doing) -> None:
+    async def _on_each(
+        self, asked: Asked, name: str, given: Mapping[str, str | None], do: _All
+    ) -> dict[str, dict[str, Any] | SqsError]:
+        """Do something with messages, whose handles are given by the ids of entries of a batch."""
         await self._catalog.get(name)  # a queue that does not exist is told first
-        parsed = parse_handle(handle or "")
-        asked.call.count = asked.call.count or 1
-        try:
-            await self._hub.with_queue(QueueName(name), partial(_with, do, parsed), missing=_raise_missing)
-        except ReceiptError:
-            raise foreign_handle(handle or "") from None
+        asked.call.count = len(given)
+        handles: dict[str, Handle] = {}
+        errors: dict[str, SqsError] = {}
+        for id_, text in given.items():
+            try:
+                handles[id_] = parse_handle(text or "")
+            except SqsError as error:
+                errors[id_] = error
+        if handles:
+            errors |= await self._hub.with_queue(
+                QueueName(name), partial(_with, do, handles), missing=_raise_missing
+            )
+        return {id_: errors.get(id_, {}) for id_ in given}
 
 
-_Doing = Callable[[ServedQueue, Handle], Awaitable[None]]
+_All = Callable[[ServedQueue, Mapping[str, Handle]], Awaitable[dict[str, SqsError]]]
+"""Does something with messages, by the ids of their entries; returns the errors."""
+_One = Callable[[ServedQueue, Handle], Awaitable[None]]
 
 
-async def _with(do: _Doing, handle: Handle, served: ServedQueue) -> None:
-    await do(served, handle)
+async def _with(do: _All, handles: Mapping[str, Handle], served: ServedQueue) -> dict[str, SqsError]:
+    return await do(served, handles)
+
+
+def _each(doing: Mapping[str, _One]) -> _All:
+    async def do(served: ServedQueue, handles: Mapping[str, Handle]) -> dict[str, SqsError]:
+        done = await asyncio.gather(*(_tried_on(doing[id_], served, one) for id_, one in handles.items()))
+        return {id_: error for id_, error in zip(handles, done, strict=True) if error is not None}
+
+    return do
+
+
+async def _tried_on(do: _One, served: ServedQueue, handle: Handle) -> SqsError | None:
+    try:
+        await do(served, handle)
+    except SqsError as error:
+        return error
+    except ReceiptError:
+        return foreign_handle(handle.text())
+    return None
+
+
+async def _check_current(served: ServedQueue, handle: Handle) -> None:
+    """Raise SqsError if what is behind the message in its group may be with others."""
+    _stored_id(served, handle)
+    if not await served.change(handle.receipt, _SHOWN_LEASE_S):  # the message must be received again
+        raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
+
+
+def _stored_id(served: ServedQueue, handle: Handle) -> str:
+    """What the storage calls the message; raises SqsError for one of another queue."""
+    try:
+        id_ = served.ids.parse(handle.wire_id)
+    except ReceiptError:
+        id_ = None
+    if id_ is None:  # of an earlier queue of this name, too
+        raise foreign_handle(handle.text())
+    return id_
 
 
 def _remember(kept: OrderedDict[str, str], wire_id: str, receipt: str = "") -> None:

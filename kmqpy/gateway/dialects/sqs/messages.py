@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from kmqpy.gateway.dialects.sqs import celery, checksums, values
 from kmqpy.gateway.dialects.sqs.attributes import NUMBERS, VISIBILITY, Sheet
@@ -173,8 +172,9 @@ _KEPT = {
 
 def message_id(unique_id: str, stored_id: str) -> str:
     """The id for clients of the message that the storage calls `stored_id`, in the queue of `unique_id`."""
-    digest = hashlib.blake2b(f"{unique_id}\0{stored_id}".encode(), digest_size=16).digest()
-    return str(UUID(bytes=digest, version=4))
+    digest = hashlib.blake2b(f"{unique_id}\0{stored_id}".encode(), digest_size=16).hexdigest()
+    variant = "89ab"[int(digest[16], 16) % 4]  # as UUIDs of version 4 have it
+    return f"{digest[:8]}-{digest[8:12]}-4{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
 
 
 def sequence_number(stored_id: str) -> str:

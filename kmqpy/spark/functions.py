@@ -1,27 +1,30 @@
-"""Calls a user's function with the messages of an Arrow batch, as a pandas frame: see `KmqSpark.process`.
+"""Calls a user's function with the messages of an Arrow batch: as a pandas frame, or one row at a time.
 
-If the function raises, or returns values that do not fit the schema, it is called again with each half of the
-messages, so that only the messages that cause the error fail. If it raises `Retry` or `Reject`, all messages
-that it was given have failed. _MAX_CALLS_TO_SPLIT limits how often the messages of a batch are halved.
+See `KmqSpark.process` and `process_rows`. If a function of frames raises, or returns values that do not fit
+the schema, it is called again with each half of the messages, so that only the messages that cause the error
+fail. If it raises `Retry` or `Reject`, all messages that it was given have failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kmqpy.core.durations import Duration
 from kmqpy.errors import ConfigError
 from kmqpy.spark.failures import DELAY, Failure, FailurePolicy
-from kmqpy.spark.values import NotOfSchema, as_column
+from kmqpy.spark.values import NotOfSchema, array_of, as_column, converted, named_fields
 from kmqpy.worker.outcome import Reject, Retry
 
 ERROR = "kmq_error"
@@ -32,8 +35,8 @@ ROW = "kmq_row"
 """Name of the index of the frames that the user's function is given."""
 
 _MAX_CALLS_TO_SPLIT = 160
-"""When the function has been called this often for one Arrow batch, FrameCaller.call() halves no more parts:
-all messages of a part for which the function raises have failed."""
+"""When the function has been called this often for one Arrow batch, no more parts are halved: all messages of
+a part for which the function raises have failed."""
 
 FrameFunction = Callable[[pd.DataFrame], pd.DataFrame]
 """A user's function of many messages; see `process`."""
@@ -58,7 +61,7 @@ class FrameCaller:
     def call(self, batch: pa.RecordBatch) -> FunctionOutcome:
         """Call the function until each message of the batch has succeeded or failed.
 
-        Raises ConfigError for a result that is no frame, lacks or repeats a column, or has another index.
+        Raises ConfigError for a result that is not a frame, lacks or repeats a column, or has another index.
         """
         attempts = batch.column("attempts")
         outcome = FunctionOutcome()
@@ -66,43 +69,31 @@ class FrameCaller:
         while parts:
             rows = parts.pop()
             calls += 1
-            may_split = calls < _MAX_CALLS_TO_SPLIT
             try:
                 result = self.function(_frame(batch, rows))
-            except (Exception, SystemExit) as error:
-                self._split(rows, attempts, error, parts, outcome, may_split=may_split)
-                continue
-            index = pd.RangeIndex(rows, name=ROW)
-            self._check_frame(result, index)
-            failed = self._failed_rows(result, index, attempts)
-            good = result[~result.index.isin(list(failed))] if failed else result
-            try:
-                output = self._as_arrow(good)
-            except NotOfSchema as error:
-                self._split(rows, attempts, error, parts, outcome, may_split=may_split)
-                continue
-            outcome.failed |= failed
-            if output.num_rows:
-                outcome.output.append(output)
+            except (Exception, SystemExit) as raised:
+                error: BaseException = raised
+            else:
+                index = pd.RangeIndex(rows, name=ROW)
+                self._check_frame(result, index)
+                failed = self._failed_rows(result, index, attempts)
+                good = result[~result.index.isin(list(failed))] if failed else result
+                try:
+                    output = self._as_arrow(good)
+                except NotOfSchema as raised:
+                    error = raised
+                else:
+                    outcome.failed |= failed
+                    if output.num_rows:
+                        outcome.output.append(output)
+                    continue
+            half = len(rows) // 2
+            if half and calls < _MAX_CALLS_TO_SPLIT and not isinstance(error, Retry | Reject):
+                parts += [rows[half:], rows[:half]]
+            else:
+                outcome.failed |= {row: self.failures.of_error(error, attempts[row].as_py()) for row in rows}
+                self.failures.log(error, len(rows))
         return outcome
-
-    def _split(
-        self,
-        rows: range,
-        attempts: pa.Array,
-        error: BaseException,
-        parts: list[range],
-        outcome: FunctionOutcome,
-        *,
-        may_split: bool,
-    ) -> None:
-        """Add both halves of `rows` to `parts`; if `rows` may not be halved, all of them have failed."""
-        half = len(rows) // 2
-        if half and may_split and not isinstance(error, Retry | Reject):
-            parts += [rows[half:], rows[:half]]
-            return
-        outcome.failed |= {row: self.failures.of_error(error, attempts[row].as_py()) for row in rows}
-        self.failures.log(error, len(rows))
 
     def _as_arrow(self, result: pd.DataFrame) -> pa.RecordBatch:
         arrow = to_arrow_schema(self.schema, timezone="UTC")
@@ -172,15 +163,15 @@ def _frame(batch: pa.RecordBatch, rows: range) -> pd.DataFrame:
 
 def _reason_of(error: Any) -> str:
     if not isinstance(error, str | BaseException):
-        raise ConfigError(f"{ERROR}: {type(error).__name__} is no text; what has not failed has None there")
+        raise ConfigError(f"{ERROR}: must be text, or None for what has not failed: {type(error).__name__}")
     return str(error)
 
 
 def _delay_of(delay: Any) -> Duration | None:
-    if isinstance(delay, timedelta):
-        return delay
     if pd.api.types.is_scalar(delay) and pd.isna(delay):
         return None
+    if isinstance(delay, timedelta):
+        return delay
     try:
         return float(delay)
     except (TypeError, ValueError):
@@ -193,3 +184,86 @@ def _flags(rejected: pd.Series) -> pd.Series:
     if len(odd := rejected[~(true | false | rejected.isna())]):
         raise ConfigError(f"{REJECT}: {odd.iloc[0]!r} is neither True nor False")
     return true
+
+
+RowFunction = Callable[[Row], Any]
+"""A user's function of one message; see `process_rows`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCaller:
+    """Calls `function` with each message of a batch, and checks what it returns."""
+
+    function: RowFunction
+    schema: StructType
+    failures: FailurePolicy
+
+    def call(self, batch: pa.RecordBatch) -> FunctionOutcome:
+        """Call the function with each message. Those for which it raises or returns bad rows have failed."""
+        make = partial(tuple.__new__, _row_class(tuple(batch.schema.names)))
+        columns = [column.to_pylist() for column in batch.columns]
+        attempts = columns[batch.schema.names.index("attempts")]
+        outcome = FunctionOutcome()
+        results: list[tuple[int, list[Any]]] = []
+        for row, message in enumerate(map(make, zip(*columns, strict=True))):
+            try:
+                results.append((row, self._as_rows(self.function(message))))
+            except (Exception, SystemExit) as error:
+                outcome.failed[row] = self.failures.of_error(error, attempts[row])
+                self.failures.log(error, 1)
+        self._convert(results, attempts, outcome)
+        return outcome
+
+    def _as_rows(self, result: Any) -> list[Any]:
+        if result is None:
+            return []
+        several = isinstance(result, Iterable) and not isinstance(result, dict | tuple | str | bytes)
+        rows = list(result) if several else [result]
+        return [self._as_row(row, several=several) for row in rows]
+
+    def _as_row(self, row: Any, *, several: bool) -> list[Any]:
+        if not isinstance(row, dict | tuple):
+            what = f"a list with a {type(row).__name__}" if several else type(row).__name__
+            raise NotOfSchema(f"the function returned {what}, not a dict, tuple, Row or list of these")
+        names = self.schema.names
+        if (fields := named_fields(row)) is not None:
+            if missing := [name for name in names if name not in fields]:
+                # Spark would take None for it, and a misspelt name would be lost.
+                raise NotOfSchema(f"the function returned a row without its schema's {missing[0]!r}")
+            row = tuple(fields[name] for name in names)
+        if len(row) != len(names):
+            raise NotOfSchema(f"the function returned {len(row)} values for {len(names)} columns")
+        columns = zip(self.schema, row, strict=True)
+        return [converted(column.name, value, column.dataType) for column, value in columns]
+
+    def _convert(
+        self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: FunctionOutcome
+    ) -> None:
+        """Add the rows of several messages to the output, in halves if some row does not fit the schema."""
+        rows = [one for _, ones in results for one in ones]
+        if not rows:
+            return
+        arrow = to_arrow_schema(self.schema, timezone="UTC")
+        try:
+            columns = [
+                array_of(column.name, list(values), column.dataType, one.type)
+                for column, one, values in zip(self.schema, arrow, zip(*rows, strict=True), strict=True)
+            ]
+        except NotOfSchema as error:
+            if len(results) == 1:
+                row = results[0][0]
+                outcome.failed[row] = self.failures.of_error(error, attempts[row])
+                self.failures.log(error, 1)
+            else:
+                half = len(results) // 2
+                self._convert(results[:half], attempts, outcome)
+                self._convert(results[half:], attempts, outcome)
+        else:
+            outcome.output.append(pa.RecordBatch.from_arrays(columns, arrow.names))
+
+
+@cache
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    """A subclass of Row with these fields, whose attributes are found several times as fast."""
+    fields = {name: property(itemgetter(at)) for at, name in enumerate(names) if not hasattr(Row, name)}
+    return type("Row", (Row,), {"__slots__": (), "__fields__": list(names), **fields})
