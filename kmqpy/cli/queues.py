@@ -287,7 +287,7 @@ def alter(cli: Cli, queue: str | None, more: tuple[str, ...], **given: Any) -> N
         if {"retry_lane", "priorities"} & {**set_too, **changes}.keys():
             if settings.draining_lanes:
                 warn(f"waiting until these lanes are empty: {', '.join(settings.draining_lanes)}")
-            settings = admin.remove_lanes(name)  # even what an earlier call has left
+            settings = admin.remove_lanes(name)  # also what an earlier call has left
     cli.tell(dataclasses.asdict(settings), f"queue {name} changed")
 
 

@@ -187,8 +187,8 @@ def stats(cli: Cli, queue: str | None) -> None:
         return
     columns = ["partition", "depth", "in flight", "delayed", "overdue", "dead", "oldest", "tracker", "offset"]
     rows = [[*_counts(str(one.partition), one), one.owner, one.stored_offset] for one in found.partitions]
-    rows += [[*_counts(lane.queue, lane), "", ""] for lane in found.lanes]
-    print_table(columns, [*rows, [*_counts("total", found), "", ""]])
+    lanes = [[*_counts(lane.queue, lane), "", ""] for lane in found.lanes]
+    print_table(columns, [*rows, *lanes, [*_counts("total", found), "", ""]])
 
 
 def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:

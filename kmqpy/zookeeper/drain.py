@@ -64,9 +64,9 @@ def plan(zk: KazooClient, path: str, *, lock_path: str | None = None, any_name: 
     unit of work, items and their meta znodes are planned, without those that are locked. Of other queues,
     items with a lock in `lock_path` stay. With `any_name`, children of any name are planned.
 
-    Raises ConfigError if `path` is no queue or belongs to a storage of kmqpy's, QueueNotFound if there is no
-    such znode, and Unfinished if the connection breaks each time that the children are listed: their list may
-    be too large. Raises Unavailable.
+    Raises ConfigError if `path` is not a queue or belongs to a storage of kmqpy's, QueueNotFound if there is
+    no such znode, and Unfinished if the connection breaks each time that the children are listed: their list
+    may be too large. Raises Unavailable.
     """
     _refuse_roots(path)
     _refuse_storages(zk, path)

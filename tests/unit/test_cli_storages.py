@@ -232,9 +232,9 @@ def test_an_option_that_only_kafka_has_is_named(kmq_at, line):
     assert errors.count("\n") == 1
 
 
-def test_priorities_are_refused_for_kafka(url, capsys):
-    assert run(["send", "q", "x", "--priority", "5", "--zookeeper="]) == 2
-    assert "--priority: queues on Kafka have none" in capsys.readouterr().err
+def test_groups_are_refused_for_kafka(url, capsys):
+    assert run(["send", "q", "x", "--group", "g", "--zookeeper="]) == 2
+    assert "--group: queues on Kafka have none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
