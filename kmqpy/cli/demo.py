@@ -62,33 +62,20 @@ def demo(messages: int, as_json: bool) -> int:
 def _display(console: Console, total: int) -> Iterator[Callable[..., None]]:
     """Yield a function that shows progress: as live figures on a terminal, else as a line now and then."""
     started, throttle = SYSTEM_CLOCK.monotonic(), Throttle(_LINE_EVERY_S)
-    if not console.is_terminal:
 
-        def line(progress: Progress) -> None:
-            if throttle.allows():
-                console.print(
-                    f"{SYSTEM_CLOCK.monotonic() - started:5.1f} s  sent {progress.sent:,}  "
-                    f"delivered {progress.delivered:,}  acknowledged {len(progress.acknowledged):,}  "
-                    f"dead letters {progress.dead_lettered:,}  {progress.note}",
-                    soft_wrap=True,
-                )
+    def text(progress: Progress) -> str:
+        return (
+            f"{SYSTEM_CLOCK.monotonic() - started:5.1f} s  sent {progress.sent:,} of {total:,}  "
+            f"delivered {progress.delivered:,}  acknowledged {len(progress.acknowledged):,}  "
+            f"dead letters {progress.dead_lettered:,}  {progress.note}"
+        )
 
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=8, transient=True) as live:
+            yield lambda progress: live.update(text(progress))
+    else:
         console.print("starting a Kafka and a ZooKeeper ...")
-        yield line
-        return
-    with Live(console=console, refresh_per_second=8, transient=True) as live:
-
-        def show(progress: Progress) -> None:
-            table = Table.grid(padding=(0, 2))
-            table.add_row("sent", f"{progress.sent:,} of {total:,}")
-            table.add_row("delivered", f"{progress.delivered:,}")
-            table.add_row("acknowledged", f"{len(progress.acknowledged):,}")
-            table.add_row("dead letters", f"{progress.dead_lettered:,}")
-            table.add_row("seconds", f"{SYSTEM_CLOCK.monotonic() - started:.1f}")
-            table.add_row("now", progress.note)
-            live.update(table)
-
-        yield show
+        yield lambda progress: console.print(text(progress), soft_wrap=True) if throttle.allows() else None
 
 
 _NOTES = {

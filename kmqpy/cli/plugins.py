@@ -38,20 +38,10 @@ def load(point: EntryPoint) -> click.Command:
     Imports our trackers from the folder of kmqpy, even if a `tracker.py` of the user is first on sys.path.
     """
     if point.module.partition(".")[0] == _TRACKER:
-        _import_from_our_folder(_TRACKER)
+        spec = PathFinder.find_spec(_TRACKER, [str(Path(kmqpy.__file__).parents[1])])
+        imported = getattr(sys.modules.get(_TRACKER), "__file__", None)
+        if spec is not None and spec.loader is not None and imported != spec.origin:
+            module = sys.modules[_TRACKER] = module_from_spec(spec)
+            spec.loader.exec_module(module)
     command: click.Command = point.load()
     return command
-
-
-def _import_from_our_folder(name: str) -> None:
-    """Import a package from the folder that holds kmqpy, unless it was imported from there already."""
-    folder = Path(kmqpy.__file__).parents[1]
-    spec = PathFinder.find_spec(name, [str(folder)])
-    if spec is None or spec.loader is None:
-        return
-    imported = sys.modules.get(name)
-    if imported is not None and imported.__file__ == spec.origin:
-        return
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)

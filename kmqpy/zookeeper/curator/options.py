@@ -74,9 +74,8 @@ class BytesSerializer:
     def serialize(self, item: Any, /) -> bytes:
         """Return `item`; raise MessageError if it is not bytes."""
         if not isinstance(item, bytes):
-            raise MessageError(
-                f"item: {type(item).__name__} is not bytes; encode it, or give the builder a serializer"
-            )
+            kind = type(item).__name__
+            raise MessageError(f"item: {kind} is not bytes; encode it, or give the builder a serializer")
         return item
 
     def deserialize(self, data: bytes, /) -> Any:
