@@ -28,6 +28,7 @@ from kmqpy.gateway.keys.stores import FileKeys
 ELASTICMQ = "ElasticMQ 1.7.1, memory"
 _JARS = Path(__file__).resolve().parent / "peers" / "jars.json"
 _BATCHES = (1, 10)
+_RATE, _RATE_CONNECTIONS = 1_000, 64
 _OPERATOR_KEY = b"k" * 32
 _START_S = 60.0
 _WARM_UP_S = 1.0
@@ -72,8 +73,21 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 def sqs_cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
     """The cases in which all speak SQS; signatures are checked where that is said."""
-    with Databases("postgresql") as databases:
-        urls = {"memory": "memory:", "postgresql": databases.urls["postgresql"]}
+    with tempfile.TemporaryDirectory() as folder, Databases("postgresql") as databases:
+        durable = {"sqlite": f"sqlite:///{folder}/queues.db", "postgresql": databases.urls["postgresql"]}
+        yield Case(
+            work="gateway, SQS",
+            name=f"{_RATE:,} sends/s, one by one",
+            metrics={"p50_ms": "ms a send, median", "p99_ms": "ms a send, p99"},
+            peers={
+                f"gateway, {name}": _turn(
+                    url, _RATE_CONNECTIONS, 1, sizes.storage_s, dialect="sqs", rate=_RATE
+                )
+                for name, url in durable.items()
+            },
+            repeats=sizes.few_repeats,
+        )
+        urls = {"memory": "memory:", "postgresql": durable["postgresql"]}
         for connections in sizes.gateway_connections:
             for batch in _BATCHES:
                 peers = {
@@ -125,8 +139,12 @@ def _turn(
     *,
     dialect: str = "emodb",
     signed: bool = False,
+    rate: float = 0,
 ) -> Callable[[], Figures]:
-    """A turn of the gateway over the storage of the url, or of ElasticMQ, which always speaks SQS."""
+    """A turn of the gateway over the storage of the url, or of ElasticMQ, which always speaks SQS.
+
+    rate  sends per second; 0: as many as there can be
+    """
 
     def turn() -> Figures:
         with ExitStack() as stack:
@@ -141,6 +159,7 @@ def _turn(
                 "connections": connections,
                 "batch": batch,
                 "seconds": seconds,
+                "rate": rate,
             }
             if dialect == "client":
                 own = {"url": f"http://127.0.0.1:{port}", "depth": 0, "takers": connections}

@@ -1,8 +1,9 @@
 """A load of HTTP requests, from an event loop that does nothing else: most of them are made beforehand.
 
 Sends for `seconds`, then polls and acknowledges what was sent, for as long at most. Each connection has one
-request under way. `dialect` is emodb, native or sqs (JSON protocol; batches of at most 10); `key` the id and
-the secret of an access key, with which it signs.
+request under way. With a `rate`, it only sends, so many requests a second, however soon they are answered.
+`dialect` is emodb, native or sqs (JSON protocol; batches of at most 10); `key` the id and the secret of an
+access key, with which it signs.
 """
 
 import asyncio
@@ -174,6 +175,9 @@ async def _speed(options: dict[str, Any]) -> dict[str, float]:
             await connection.ask(ack)
         return count
 
+    if rate := options.get("rate"):
+        times = await _paced(connections, dialect.send, rate, options["seconds"])
+        return {"p50_ms": percentile(times, 50) * 1000, "p99_ms": percentile(times, 99) * 1000}
     cpu = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     sent, send_s = await _until(connections, send, options["seconds"], None)
     # On Kafka, the gateway joins the group at a queue's first poll. This takes as much as _patiently() sent.
@@ -201,6 +205,28 @@ async def _patiently(connection: _Connection, request: bytes) -> None:
             await asyncio.sleep(0.5)
         else:
             return
+
+
+async def _paced(connections: list[_Connection], request: bytes, rate: float, seconds: float) -> list[float]:
+    """Ask at a rate; returns the seconds from the time at which each request was due to its answer."""
+    free: asyncio.Queue[_Connection] = asyncio.Queue()
+    for one in connections:
+        free.put_nowait(one)
+    times: list[float] = []
+
+    async def ask(due: float) -> None:
+        connection = await free.get()
+        await connection.ask(request)
+        times.append(time.perf_counter() - due)
+        free.put_nowait(connection)
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as asking:
+        for number in range(int(rate * seconds)):
+            due = began + number / rate
+            await asyncio.sleep(due - time.perf_counter())
+            asking.create_task(ask(due))
+    return times
 
 
 async def _until(

@@ -49,7 +49,7 @@ def test_each_call_works_as_it_is_written(optional):
 
 def test_all_calls_are_there():
     with running(memory_storage()) as served:
-        dialect = served.gateway._app._dialects["/queue/1"][1].__self__
+        dialect = served.gateway._app._dialects["/queue/1/"][2].__self__
         assert isinstance(dialect, EmoDialect)
         known = {*dialect._of_queue} - {""} | {"_sendbatch", "_move", "ping"}
     listed = {call for line in _CALLS for call in re.findall(r"\$Q/(?:jobs/)?(\w+)", line)}

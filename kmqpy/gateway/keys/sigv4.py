@@ -168,7 +168,7 @@ def canonical_request(
         shown = "&".join(f"{name}={value}" for name, value in pairs if name != "X-Amz-Signature")
     headers = "".join([f"{name}:{' '.join(header(name).split())}\n" for name in names])
     digest = hashlib.sha256(body).hexdigest()
-    path = quote(path, safe="/~") or "/"
+    path = "/" if path == "/" else quote(path, safe="/~") or "/"
     return f"{method}\n{path}\n{shown}\n{headers}\n{';'.join(names)}\n{digest}"
 
 
