@@ -86,7 +86,7 @@ def folder_limits(schema: StructType, partition_by: Sequence[str], *, prefix: st
     limits: list[Limit] = []
     for name in partition_by:
         if isinstance(schema[name].dataType, StringType):
-            limits += _of_folder(name, MAX_FOLDER_BYTES - _folder_bytes(f"{prefix}{name}="))
+            limits += _of_folder(name, MAX_FOLDER_BYTES - _folder_bytes(prefix + name) - len("="))
     return tuple(limits)
 
 
