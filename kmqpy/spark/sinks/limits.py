@@ -143,11 +143,10 @@ def _of_folder(name: str, room: int) -> tuple[Limit, Limit]:
         broken=lambda column: column == _NULL_FOLDER,
         breaks=lambda value: isinstance(value, str) and value == _NULL_FOLDER,
     )
-    escaped = F.lit(_ESCAPED)
     long = Limit(
         column=name,
         why=f"names a folder by more than {MAX_FOLDER_BYTES} bytes",
-        broken=lambda column: F.octet_length(column) + 2 * F.regexp_count(column, escaped) > room,
+        broken=lambda column: F.octet_length(column) + 2 * F.regexp_count(column, F.lit(_ESCAPED)) > room,
         breaks=lambda value: isinstance(value, str) and _folder_bytes(value) > room,
     )
     return null, long
