@@ -312,7 +312,7 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, qu
         ("KMQ_mine binary", "a column must not be named 'kmq_mine'"),
         ("id int, ID long", "more than one column 'id'"),
         ("no schema", "schema: invalid schema 'no schema': write it like"),
-        ("id varchar(3)", r"schema: 'id varchar\(3\)' is none"),
+        ("id varchar(3)", r"schema: invalid schema 'id varchar\(3\)'"),
         (None, "schema: NoneType is neither"),
     ]:
         with pytest.raises(ConfigError, match=problem):

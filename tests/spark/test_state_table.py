@@ -262,7 +262,7 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
         with pytest.raises(ConfigError, match="invalid folder"):
             kmq.state_table(wrong)
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds 'mine\.txt' and not a state table"):
+    with pytest.raises(ConfigError, match=r"holds 'mine\.txt' and is not a state table"):
         kmq.state_table(str(tmp_path)).update()
     table = str(tmp_path / "table")
     kmq.state_table(table).update()

@@ -86,7 +86,7 @@ def folder_limits(schema: StructType, partition_by: Sequence[str], *, prefix: st
     limits: list[Limit] = []
     for name in partition_by:
         if isinstance(schema[name].dataType, StringType):
-            limits += _of_folder(name, MAX_FOLDER_BYTES - _folder_bytes(f"{prefix}{name}="))
+            limits += _of_folder(name, MAX_FOLDER_BYTES - _folder_bytes(prefix + name) - len("="))
     return tuple(limits)
 
 
@@ -143,11 +143,10 @@ def _of_folder(name: str, room: int) -> tuple[Limit, Limit]:
         broken=lambda column: column == _NULL_FOLDER,
         breaks=lambda value: isinstance(value, str) and value == _NULL_FOLDER,
     )
-    escaped = F.lit(_ESCAPED)
     long = Limit(
         column=name,
         why=f"names a folder by more than {MAX_FOLDER_BYTES} bytes",
-        broken=lambda column: F.octet_length(column) + 2 * F.regexp_count(column, escaped) > room,
+        broken=lambda column: F.octet_length(column) + 2 * F.regexp_count(column, F.lit(_ESCAPED)) > room,
         breaks=lambda value: isinstance(value, str) and _folder_bytes(value) > room,
     )
     return null, long
