@@ -162,8 +162,10 @@ class _Sending:
         self.sent += len(ids)
         try:
             for one in ids:
-                partition, _, offset = one.partition("-") if self._cli.url is None else ("", "", "")
-                place = {"partition": int(partition), "offset": int(offset)} if partition else {}
+                place = {}
+                if self._cli.url is None:  # the lane, unless it is the main one, stands before a colon
+                    partition, _, offset = one.rpartition(":")[2].partition("-")
+                    place = {"partition": int(partition), "offset": int(offset)}
                 self._cli.tell({"id": one, **place}, one)
         except BrokenPipeError:  # the rest of the input must be sent all the same
             drop_stdout()

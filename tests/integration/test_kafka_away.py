@@ -152,7 +152,7 @@ def _keep_alive(port: int) -> Iterator[bool]:
     for path in Path("/proc/self/fd").iterdir():
         try:
             with socket.socket(fileno=os.dup(int(path.name))) as one:
-                if one.getpeername()[1] == port:
+                if one.family == socket.AF_INET and one.getpeername()[1] == port:
                     yield bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
         except OSError:  # no socket, or none that is connected
             continue

@@ -358,10 +358,10 @@ class ReadsTooEarly(GroupMember):
 class TakesWhatIsReadAgain(GroupMember):
     """Takes whatever librdkafka reads, also what it reads again."""
 
-    def _receive_record(self, record: Any, log_bounds: Any) -> bool:
+    def _receive_record(self, record: Any, log_bounds: Any, wrong: Any) -> bool:
         if (known := self._partitions.get(record.partition())) is not None:
             known.position = 0
-        return super()._receive_record(record, log_bounds)
+        return super()._receive_record(record, log_bounds, wrong)
 
 
 class BelievesCommits(CrashRecovery):
