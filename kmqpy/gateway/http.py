@@ -74,10 +74,14 @@ class Call:
 
     def header(self, name: str) -> str:
         """A header, its name in small letters; empty if it is missing, of several the first."""
+        return self.headers().get(name, "")
+
+    def headers(self) -> Mapping[str, str]:
+        """The headers, by names in small letters; of several the first."""
         if self._headers is None:  # Starlette would decode all of them for each
             pairs = reversed(self.request.scope["headers"])
             self._headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-        return self._headers.get(name, "")
+        return self._headers
 
     def has_body(self) -> bool:
         """True if the head of the request announces a body."""

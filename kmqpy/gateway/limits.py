@@ -82,8 +82,9 @@ class Share:
 
     def add(self, count: int) -> None:
         """Hold `count` more bytes; raises Overloaded at a limit, also for no bytes."""
-        if any(held.count + max(count, 1) > held.most for held in self._held):
-            raise Overloaded("too many bytes of messages are in the gateway's memory", "memory")
+        for held in self._held:
+            if held.count + max(count, 1) > held.most:
+                raise Overloaded("too many bytes of messages are in the gateway's memory", "memory")
         for held in self._held:
             held.count += count
         self.count += count

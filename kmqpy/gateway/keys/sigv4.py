@@ -9,7 +9,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -103,15 +103,15 @@ def _day_key(secret: str, scope: str) -> bytes:
 
 
 def signature_of(
-    header: Callable[[str], str], parameters: Mapping[str, str], service: str
+    headers: Mapping[str, str], parameters: Mapping[str, str], service: str
 ) -> Signature | None:
     """The signature of a request; None if it has none. Raises BadSignature for half a one."""
-    authorization = header("authorization")
+    authorization = headers.get("authorization")
     if authorization:
         before, _, rest = authorization.partition("Signature=")
         signature, _, behind = rest.partition(",")
         fields = before + behind
-        time, expires_s = header("x-amz-date"), None
+        time, expires_s = headers.get("x-amz-date", ""), None
         if not time:
             raise _incomplete("Authorization header requires existence of 'X-Amz-Date'.")
     elif "X-Amz-Signature" in parameters:
@@ -132,7 +132,7 @@ def signature_of(
     if not signature:
         raise _incomplete("Authorization header requires 'Signature' parameter.")
     for name in ("x-amz-target", "x-amz-date"):
-        if name not in claim.headers and header(name):
+        if name not in claim.headers and headers.get(name):
             raise _incomplete(f"this header must be signed: {name}")
     return Signature(claim, signature.strip(), time, expires_s)
 
@@ -157,7 +157,7 @@ def _claim(fields: str, service: str) -> Claim:
 
 
 def canonical_request(
-    signature: Signature, method: str, path: str, query: str, header: Callable[[str], str], body: bytes
+    signature: Signature, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
 ) -> str:
     """The text that is signed. `path` and `query` are as they were sent, escaped."""
     names = signature.claim.headers
@@ -166,10 +166,10 @@ def canonical_request(
         parts = [part.partition("=")[::2] for part in query.split("&") if part]
         pairs = sorted((_escaped(name), _escaped(value)) for name, value in parts)
         shown = "&".join(f"{name}={value}" for name, value in pairs if name != "X-Amz-Signature")
-    headers = "".join([f"{name}:{' '.join(header(name).split())}\n" for name in names])
+    signed = "".join([f"{name}:{' '.join(headers.get(name, '').split())}\n" for name in names])
     digest = hashlib.sha256(body).hexdigest()
     path = "/" if path == "/" else quote(path, safe="/~") or "/"
-    return f"{method}\n{path}\n{shown}\n{headers}\n{';'.join(names)}\n{digest}"
+    return f"{method}\n{path}\n{shown}\n{signed}\n{';'.join(names)}\n{digest}"
 
 
 def _escaped(text: str) -> str:

@@ -173,7 +173,7 @@ class SqsDialect:
             raise SqsError(INVALID_ACTION, "Ask by GET or POST.")
         sender, signature = await self._authenticate.of_id(None), None
         if sender is None:  # not everybody may come
-            signature = signature_of(call.header, call.parameters(), _SERVICE)
+            signature = signature_of(call.headers(), call.parameters(), _SERVICE)
             if signature is None:
                 raise SqsError(MISSING_TOKEN, "Request is missing Authentication Token")
             sender = await self._authenticate.of_id(signature.claim.key_id)
@@ -226,7 +226,7 @@ class SqsDialect:
             scope["method"],
             (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1"),
             scope["query_string"].decode("latin-1"),
-            call.header,
+            call.headers(),
             body,
         )
         if not any(signature.check(secret, text) for secret in secrets):
