@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections import deque
 
 # Operating systems take the ports of outgoing connections from above this range. So no such connection can
 # hold the port of a server that is down for a moment.
@@ -10,6 +11,10 @@ PORTS = range(10_000, 32_768)
 
 _RANDOM = random.SystemRandom()
 """random.seed() has no effect on it: two processes with tests that seed `random` choose different ports."""
+
+
+_given: deque[int] = deque(maxlen=500)
+"""The last ones that this process was given, whose servers may not listen yet."""
 
 
 def is_free(port: int) -> bool:
@@ -29,6 +34,7 @@ def free_ports(count: int) -> list[int]:
     found: set[int] = set()
     while len(found) < count:
         port = _RANDOM.choice(PORTS)
-        if is_free(port):
+        if port not in _given and is_free(port):
             found.add(port)
+    _given.extend(found)
     return list(found)
