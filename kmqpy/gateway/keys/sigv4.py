@@ -102,9 +102,7 @@ def _day_key(secret: str, scope: str) -> bytes:
     return key
 
 
-def signature_of(
-    headers: Mapping[str, str], parameters: Mapping[str, str], service: str
-) -> Signature | None:
+def signature_of(headers: Mapping[str, str], parameters: Mapping[str, str], service: str) -> Signature | None:
     """The signature of a request; None if it has none. Raises BadSignature for half a one."""
     authorization = headers.get("authorization")
     if authorization:
