@@ -366,21 +366,21 @@ def retrying(
     """
     started = SYSTEM_CLOCK.monotonic()
     failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    for try_s in tries(patience_s(Service.KAFKA, timeout_s), clock):
-        try:
-            answer = call(try_s)
-        except KafkaException as exception:
-            _check_access(connection, started)
-            if not (is_retriable(error_of(exception)) or also(exception)):
-                raise
-            failure = exception
-        else:
-            note_answer(Service.KAFKA)
-            return answer
     try:
+        for try_s in tries(patience_s(Service.KAFKA, timeout_s), clock):
+            try:
+                answer = call(try_s)
+            except KafkaException as exception:
+                _check_access(connection, started)
+                if not (is_retriable(error_of(exception)) or also(exception)):
+                    raise
+                failure = exception
+            else:
+                note_answer(Service.KAFKA)
+                return answer
         raise failure
     finally:
-        del failure  # its traceback refers to this frame
+        del failure  # its traceback refers to this frame, after an answer, too
 
 
 def wait_result(
