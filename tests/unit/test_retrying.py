@@ -17,18 +17,21 @@ class Answer:
 
 def test_what_failed_first_keeps_nothing_alive():
     failures = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
-    mine = Answer()
 
-    def ask(try_s):
-        if failures:
-            raise failures.pop()
-        return mine
+    def ask_and_tell():
+        mine = Answer()
+
+        def ask(try_s):
+            if failures:
+                raise failures.pop()
+            return mine
+
+        assert librdkafka.retrying(ask, 5, NOWHERE) is mine
+        return weakref.ref(mine)
 
     gc.disable()
     try:
-        assert librdkafka.retrying(ask, 5, NOWHERE) is mine
-        kept = weakref.ref(mine)
-        del mine, ask
+        kept = ask_and_tell()
         assert kept() is None
     finally:
         gc.enable()
