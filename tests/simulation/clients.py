@@ -92,6 +92,8 @@ _group_member = stepwise(
     {
         "poll",
         "keep_alive",
+        "serve",
+        "_poll_ahead",
         "_look_for_cuts",
         "_prepare",
         "_on_revoke",
@@ -141,7 +143,7 @@ _late_acks = stepwise(
 LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
-    {"receive", "poll", "start", "confirm", "keep_alive", "_start", "_confirm", "find_acknowledged"},
+    {"receive", "poll", "serve", "start", "confirm", "keep_alive", "_start", "_confirm", "find_acknowledged"},
     LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     Collapsing=lambda connection, *rest: connection.world.controls.collapsing(connection, *rest),
@@ -175,6 +177,7 @@ _client = stepwise(
         "dead_letter",
         "_end_acknowledged",
         "poll",
+        "serve",
         "start",
         "confirm",
     },
@@ -184,7 +187,7 @@ _client = stepwise(
 )
 _lanes = stepwise(
     "kmqpy.kafka.client.lanes",
-    {"_round", "each", "poll", "start", "_receive_ahead"},
+    {"_round", "each", "poll", "start", "_receive_ahead", "_serve_main"},
     QueueConsumer=_client.QueueConsumer,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed

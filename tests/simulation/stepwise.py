@@ -56,6 +56,7 @@ IO = {
     "scan_since",
     "send_markers",
     "send_tick",
+    "serve",
     "decide",
     "sleep",
     "start",

@@ -18,6 +18,11 @@ class Consumer:
         self.waiting = []
         self.while_polling = lambda: None
         self.started = {}
+        self.served = 0
+
+    def serve(self):
+        self.while_polling()
+        self.served += 1
 
     def assigned(self, partition):
         return self.partitions.get(partition)
@@ -52,7 +57,23 @@ def client():
     calls = []
     made._lanes = [lanes._Lane(Consumer(name, calls), 0.75) for name in ("retry", "main")]
     made.retry, made.main = (lane.consumer for lane in made._lanes)
+    made._main = made.main
     return made
+
+
+def test_r48_one_by_one_too_the_main_lane_is_served_and_what_it_loses_is_not_started(client):
+    """Only its consumer hears of rebalances, and that the group goes on without this client."""
+    client.retry.waiting = [record(0, 1), record(0, 2)]
+    client._round(1, 0.0, 1_000)
+    assert (client.main.served, client.retry.started) == (1, {0: [1]})
+    client.main.while_polling = lambda: client.retry.partitions.pop(0, None)
+    client._round(1, 0.0, 1_000)
+    assert (client.main.served, client.retry.started) == (2, {})
+
+
+def test_r48_an_iteration_that_looks_at_higher_lanes_serves_the_main_lane(client):
+    client._round(3, 0.0, 1_000, client._lanes[:1])
+    assert client.main.served == 1
 
 
 def test_r48_what_was_polled_of_partitions_that_the_next_poll_loses_is_not_started(client):

@@ -301,6 +301,10 @@ class QueueConsumer:
         self._get_ready(wait_s)
         return self._receiver.poll(max_messages, wait_s)
 
+    def serve(self) -> None:
+        """See Receiver.serve."""
+        self._receiver.serve()
+
     def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
         """See Receiver.start."""
         self._receiver.start(records, offsets, lease_ms)

@@ -43,6 +43,8 @@ _ASSIGNMENT_EXPECTED_FOR_S = 10.0
 After that it is on standby."""
 _IDLE_AFTER_S = 1.0
 """keep_alive() polls Kafka only when the last poll() is longer ago than this."""
+_MAX_KEPT = 100
+"""serve() pauses all partitions when so many records are kept for poll()."""
 _OUTCOME_TIMEOUT_S = 2.0
 """A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02
@@ -107,7 +109,7 @@ class GroupMember:
         self._commit_schedule = CommitSchedule(clock.monotonic())
         self._last_poll = clock.monotonic()
         self._commit_warnings = Throttle(_WARN_EVERY_S, clock)
-        self._idle = False  # True while keep_alive() polls instead of poll(): all partitions are paused
+        self._idle = False  # True while records would pile up that nobody takes: all partitions are paused
         self._orphaned_starts: list[Place] = []
         self._is_static = instance_id is not None
         self._closing = False
@@ -171,7 +173,7 @@ class GroupMember:
         """
         if self._fatal is not None:
             raise self._fatal
-        self._idle = False
+        self._idle = self._idle and self._fetcher.kept > max_records  # Kafka sends anew what is resumed
         self._look_for_cuts()
         self._prepare()
         if self._is_preparing():
@@ -305,6 +307,21 @@ class GroupMember:
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
         self._idle = True
+        self._poll_ahead()
+
+    def serve(self) -> None:
+        """Poll Kafka once, without waiting, in place of a poll(), which returns the record that may come.
+
+        So a client that receives from other lanes of the queue learns at once of a rebalance, and that the
+        group goes on without it.
+        """
+        if self._fatal is not None:
+            raise self._fatal
+        self._last_poll = self._clock.monotonic()
+        self._idle = self._idle or self._fetcher.kept >= _MAX_KEPT
+        self._poll_ahead()
+
+    def _poll_ahead(self) -> None:
         self._look_for_cuts()
         self._prepare()
         for record in self._fetcher.fetch_ahead():

@@ -59,7 +59,7 @@ class _Lane:
         self._records: list[Any] = []
         self._offsets: dict[int, list[int]] = {}
         self._assigned: dict[int, AssignedPartition | None] = {}  # of what was polled, when it was
-        self._asked = 0
+        self.asked = 0  # how many records this round has asked for
 
     def quota(self, room: int) -> int:
         """How many of `room` messages this lane may take before lower lanes were asked; 0: not its turn."""
@@ -72,7 +72,7 @@ class _Lane:
         """Poll up to `most` more records; returns how many came."""
         records, offsets = self.consumer.poll(most, wait_s)
         self._drop_lost()
-        self._asked += most
+        self.asked += most
         self._records += records
         for partition, ascending in offsets.items():
             self._offsets.setdefault(partition, []).extend(ascending)
@@ -90,11 +90,11 @@ class _Lane:
     @property
     def has_more(self) -> bool:
         """True if there may be more than this round has polled."""
-        return len(self._records) == self._asked
+        return len(self._records) == self.asked
 
     def start(self, lease_ms: int) -> None:
         """Have start markers written for what was polled."""
-        if self._asked and not self.has_more:
+        if self.asked and not self.has_more:
             self._owed = 0.0  # the others have had all that they can have
         self._drop_lost()
         records, offsets = self._records, self._offsets
@@ -107,7 +107,7 @@ class _Lane:
         self.consumer.start_over()
 
     def _forget(self) -> None:
-        self._records, self._offsets, self._assigned, self._asked = [], {}, {}, 0
+        self._records, self._offsets, self._assigned, self.asked = [], {}, {}, 0
 
 
 class LanesConsumer:
@@ -292,7 +292,8 @@ class LanesConsumer:
         """Take up to `room` messages of the lanes; waits `wait_s` at most for the first one.
 
         The lock is held. The start markers of all lanes are written at the same time. A lane that can't be
-        read holds up no other: its error is raised when the others have nothing.
+        read holds up no other: its error is raised when the others have nothing. Without a turn of its own
+        the main lane is served all the same: only its consumer is a member of the group.
         """
         if room <= 0:
             return []
@@ -325,6 +326,8 @@ class LanesConsumer:
             with garbage.paused(room):
                 each(lambda lane: poll(lane, left if lane is lanes[-1] else lane.quota(left)))
                 each(lambda lane: poll(lane, left if lane.has_more else 0))
+                if not self._lanes[-1].asked:
+                    self._serve_main()
                 if left == room and wait_s:
                     each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))
                 each(lambda lane: lane.start(lease_ms))
@@ -340,6 +343,14 @@ class LanesConsumer:
         elif not found and not self._may_be_removed(errors, set(lanes) - set(well)):
             raise errors[0]
         return found
+
+    def _serve_main(self) -> None:
+        try:
+            self._main.serve()
+        except (Closed, Fenced):
+            raise
+        except KmqError:
+            pass  # its next poll raises it, too
 
     def _may_be_removed(self, errors: Sequence[KmqError], broken: set[_Lane]) -> bool:
         """True if only topics of other lanes are missing, and not for long: the client notices that soon."""

@@ -199,6 +199,13 @@ class Receiver:
             self._topics.writer.give_back(member.pop_orphaned_starts())
             return records, offsets
 
+    def serve(self) -> None:
+        """Stay in the group, in place of a poll() by a client that receives from other lanes."""
+        member = self.join()
+        with _starts_over(member):
+            member.serve()
+            self._topics.writer.give_back(member.pop_orphaned_starts())
+
     def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
         """The second step: have the start markers of these records written, if there are any."""
         if not records:

@@ -53,6 +53,11 @@ class RecordFetcher:
         self._ahead += came
         return came
 
+    @property
+    def kept(self) -> int:
+        """How many records fetch_ahead() has got that fetch() has not returned yet."""
+        return len(self._ahead)
+
     def drop_ahead(self) -> None:
         """Drop the records that fetch_ahead() kept. librdkafka fetches them again only after a seek."""
         self._ahead = []

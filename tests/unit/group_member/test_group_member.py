@@ -227,6 +227,17 @@ def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer)
         member._fetcher.drop_ahead()
 
 
+def test_a_member_that_is_only_served_keeps_so_many_records_and_no_more(member, consumer):
+    consumer.offsets = [*range(300)]
+    for _ in range(101):
+        member.serve()
+    assert consumer.paused == {0}
+    assert member.poll(1, 0)[1] == {0: range(1)}
+    assert consumer.paused == {0}, "Kafka would send all of it anew, each time for one record"
+    assert len(member.poll(100, 0)[0]) == 100
+    assert consumer.paused == set()
+
+
 @pytest.mark.parametrize("usual", [True, False])
 def test_what_librdkafka_reads_again_is_not_taken_again(member, consumer, usual):
     known = member._partitions[0]
