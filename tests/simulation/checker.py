@@ -93,7 +93,7 @@ class History:
         assert self.broker is not None
         offset = self._offset_of(message)
         if process.world.cut_logs:
-            self.names.note((message.partition, offset), message._record, process.name)
+            self.names.note((message._record.part, offset), message._record, process.name)
         place = f"{message.partition}@{message.offset}"
         if process.world.tracing:
             process.world.trace(
@@ -322,7 +322,7 @@ class Checker:
     def _message(self, queue: Log, offset: int) -> Record | None:
         """The message at this offset; where logs may be cut back, the one that has this number."""
         if self._names is not None:
-            return self._names.of((queue.partition, offset))
+            return self._names.of((part_of(queue.topic, queue.partition), offset))
         return queue.records[offset] if offset < len(queue.records) else None
 
     def _mistaken_for(self, original: Record, copy: Record, number: int) -> Record:
@@ -333,7 +333,7 @@ class Checker:
         A second copy comes of that, a gap of rule R39.
         """
         known = not (
-            self.history.markers_deleted or self.history.names.was_gone((copy.partition(), number), original)
+            self.history.markers_deleted or self.history.names.was_gone((original.part, number), original)
         )
         if known:
             return original
@@ -395,9 +395,9 @@ class Checker:
         stands_at = copy.topic(), copy.partition(), copy.at
         if place is None or (*place[:2], offset_of(place.offset)) != stands_at:
             self.problems.append(f"lineage: the end of {what} names {place}, not its copy {copy.at}")
-        elif copy.topic() == self.queue.name and not (self.history.markers_deleted or self._was_missed(copy)):
+        elif copy.topic() in self.queue.lane_names and not (self.history.markers_deleted or self._was_missed(copy)):
             names = self.history.names
-            names.copied((copy.partition(), place.offset), copy, end.by)
+            names.copied((copy.part, place.offset), copy, end.by)
             self.stats["copies named otherwise than taken"] += names.number_of(copy) not in (
                 None,
                 place.offset,
@@ -834,7 +834,7 @@ class Checker:
         """
         if self._names is None:
             return False
-        named = [self._names.of((start.partition(), one.offset)) for one in decoded(start)]
+        named = [self._names.of((start.part, one.offset)) for one in decoded(start)]
         return len({one is None or one.is_cut for one in named}) > 1
 
     def _check_deliveries(self) -> None:

@@ -217,7 +217,7 @@ class GroupConsumer:
             found += self._fetch(partition, min(some, limit - len(found)))
         if self._world.cut_logs:
             for record in found:
-                self.process.fetched.setdefault((record.partition(), record.at), []).append(record)
+                self.process.fetched.setdefault((record.part, record.at), []).append(record)
         return found
 
     def _fetch(self, partition: int, limit: int) -> list[Record]:

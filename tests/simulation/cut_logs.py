@@ -9,11 +9,12 @@ beyond its position.
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import clients
 from .connection import Connection
 from .model import Log, Process
+from .surroundings import QUEUE
 
 if TYPE_CHECKING:
     from .simulate import Simulation
@@ -26,11 +27,11 @@ _MOST_CUTS = 2
 class CutLogs:
     """Of one seed: which logs are cut back, when, where, and what happens around it."""
 
-    def __init__(self, simulation: Simulation, queue_topic: str) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._world = simulation.world
         self._broker = simulation.broker
-        self._topic = queue_topic
+        self._topics = simulation.queue.lane_names
         self._rng = rng = Random(f"cuts of {simulation.seed}")
         self._world.validates = rng.random() < 0.5
         self._refuses = rng.choice((0.0, 0.5, 1.0))
@@ -58,13 +59,14 @@ class CutLogs:
         """Cut the logs of some partitions back, all at once."""
         self.due.pop(0)
         rng, world = self._rng, self._world
-        logs = [self._broker.logs[self._topic, p] for p in range(self._broker.partitions)]
+        topics = [one for one in self._topics if one not in self._broker.missing]
+        logs = [self._broker.logs[topic, p] for topic in topics for p in range(self._broker.partitions)]
         chosen = [log for log in logs if rng.random() < 0.6] or [rng.choice(logs)]
         for log in chosen:
             at = self._place_in(log)
-            for member in self._simulation.group.members:
+            for consumer in self._consumers_of(log):
                 if rng.random() < 0.5:
-                    member.keep_fetched(log.partition, rng.randint(1, 10))
+                    consumer.keep_fetched(log.partition, rng.randint(1, 10))
             world.trace("broker", f"{log.topic} {log.partition}@{log.end} is cut back to {at}")
             self._simulation.counts["logs cut"] += 1
             self._simulation.counts["records cut away"] += log.end - at
@@ -77,6 +79,13 @@ class CutLogs:
                 self._happens_to(process, away_ms)
         if rng.random() < 0.8:
             self._send_more()
+
+    def _consumers_of(self, log: Log) -> list[Any]:
+        if log.topic == QUEUE:
+            return self._simulation.group.members
+        alive = [one.client for one in self._world.clients if one.alive]
+        lanes = [lane for one in alive if isinstance(one, clients.LanesConsumer) for lane in one.consumers]
+        return [lane._receiver.join().consumer for lane in lanes if lane.name == log.topic]
 
     def _happens_to(self, process: Process, away_ms: float) -> None:
         luck = self._rng.random()

@@ -43,14 +43,14 @@ class MessageNames:
         """Keep with a start marker that is about to be sent which messages its client may mean."""
         for one in decoded:
             if one.op in (Op.TAKE, Op.DELAY):
-                fetched = process.fetched.get((one.partition, offset_of(one.offset)), ())
+                fetched = process.fetched.get((marker.part, offset_of(one.offset)), ())
                 marker.meant[one.offset] = tuple(dict.fromkeys(fetched))
 
     def taken(self, marker: Record) -> None:
         """A start marker is written."""
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
         for number, candidates in marker.meant.items():
-            place = marker.partition(), number
+            place = marker.part, number
             for one in candidates:
                 (self._gone if one.is_cut else self._starts)[place, one].append(marker)
             if marker.is_of_halted:
@@ -110,7 +110,7 @@ class MessageNames:
 
     def is_hidden(self, record: Record) -> bool:
         """Whether somebody stood still, and took the one of the former log that had this one's offset."""
-        place = record.partition(), record.at
+        place = record.part, record.at
         return any((at[0], offset_of(at[1])) == place and one.is_cut for at, one in self._halted)
 
     def was_gone(self, place: Number, record: Record) -> bool:

@@ -330,6 +330,11 @@ class Record:
     def partition(self) -> int:
         return self._log.partition
 
+    @property
+    def part(self) -> int:
+        """Its partition among those of all lanes."""
+        return part_of(self._log.topic, self._log.partition)
+
     def offset(self) -> int:
         return self.at
 

@@ -69,7 +69,7 @@ class PlainProducer:
         log = self._connection.broker.logs[place]
         record = Record(log, -1, 0, key, value, headers or [], None, self._connection.process.name)
         record.believed = self._believed
-        if self._world.cut_logs and topic == self._connection.markers_topic:
+        if self._world.cut_logs and topic.endswith(MARKERS_SUFFIX):
             self._world.history.names.meant_by(record, self._connection.process, decoded(record))
         waiting = self._requests.setdefault(place, [])
         if not waiting or waiting[-1].made_at != self._world.now or self._world.random() < 0.05:

@@ -35,6 +35,7 @@ from .model import (
     Steps,
     World,
     main_partition,
+    part_of,
     topic_of,
 )
 from .producers import Transactions
@@ -211,7 +212,7 @@ class Simulation:
         self._liar = Random(seed)
         world.topics_change = world.topics_rng.random() < _TOPICS_CHANGE or self.controls.topics_change
         world.topics_change = world.topics_change and not (world.cut_logs or lanes)
-        self._cut_logs = CutLogs(self, QUEUE) if world.cut_logs else None
+        self._cut_logs = CutLogs(self) if world.cut_logs else None
         self._senders: list[Process] = []
         self._changes: list[float] = []
         """When topics are to be recreated, and during what."""
@@ -277,7 +278,7 @@ class Simulation:
             if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
             if entry.offset >= self.broker.logs[queue, partition].end
-            if not self.world.cut_logs or self.history.names.of((partition, entry.offset)) is None
+            if not self.world.cut_logs or self.history.names.of((part_of(queue, partition), entry.offset)) is None
         ][:3]
 
     def _held_of_lost(self) -> list[str]:
@@ -288,9 +289,10 @@ class Simulation:
             f"{process.name} holds {partition}@{entry.offset}"
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
-            for (_, partition), part in process.tracker._partitions.items()
+            for (queue, partition), part in process.tracker._partitions.items()
             for entry in part.state
-            if (named := self.history.names.of((partition, entry.offset))) is not None and named.is_cut
+            if (named := self.history.names.of((part_of(queue, partition), entry.offset))) is not None
+            and named.is_cut
         ][:3]
 
     # --- processes --------------------------------------------------------------------------------
@@ -620,7 +622,7 @@ class Simulation:
                 return False
             is_open = open_in(self.broker.logs[markers_topic, partition])
             if self.broker.was_cut:
-                is_open = self._by_offset(partition, is_open)
+                is_open = self._by_offset(part, is_open)
             # Also where there is no message, but the topic before had one when somebody took that.
             if any(is_open.get(at) for at in range(queue.end)):
                 return False
@@ -655,9 +657,9 @@ class Simulation:
                 }
         return known <= {self.broker.number}
 
-    def _by_offset(self, partition: int, is_open: dict[int, bool]) -> dict[int, bool]:
+    def _by_offset(self, part: int, is_open: dict[int, bool]) -> dict[int, bool]:
         """The same for the messages that are there, whatever their numbers are."""
-        named = {number: self.history.names.of((partition, number)) for number in is_open}
+        named = {number: self.history.names.of((part, number)) for number in is_open}
         found: dict[int, bool] = {}
         for number, open_now in is_open.items():
             record = named[number]
