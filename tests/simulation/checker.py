@@ -395,7 +395,9 @@ class Checker:
         stands_at = copy.topic(), copy.partition(), copy.at
         if place is None or (*place[:2], offset_of(place.offset)) != stands_at:
             self.problems.append(f"lineage: the end of {what} names {place}, not its copy {copy.at}")
-        elif copy.topic() in self.queue.lane_names and not (self.history.markers_deleted or self._was_missed(copy)):
+        elif f"{copy.topic()}{MARKERS_SUFFIX}" == end.topic() and not (
+            self.history.markers_deleted or self._was_missed(copy)
+        ):  # in another lane it is named by its offset
             names = self.history.names
             names.copied((copy.part, place.offset), copy, end.by)
             self.stats["copies named otherwise than taken"] += names.number_of(copy) not in (

@@ -278,7 +278,8 @@ class Simulation:
             if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
             if entry.offset >= self.broker.logs[queue, partition].end
-            if not self.world.cut_logs or self.history.names.of((part_of(queue, partition), entry.offset)) is None
+            if not self.world.cut_logs
+            or self.history.names.of((part_of(queue, partition), entry.offset)) is None
         ][:3]
 
     def _held_of_lost(self) -> list[str]:
