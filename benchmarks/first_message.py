@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from benchmarks.lab import Lab
-from benchmarks.results import KMQPY, PLAIN, Case, Figures, percentile
+from benchmarks.results import KMQPY, PLAIN, RETRY_LANE, Case, Figures, percentile
 from benchmarks.sizes import Sizes
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.kmq_client import KmqClient
@@ -35,7 +35,7 @@ def _kmqpy(lab: Lab, queue: QueueSettings) -> Iterator[Receive]:
         yield lambda: client.receive(1, wait=1.0)
 
 
-_PEERS: dict[str, _Peer] = {PLAIN: _plain, KMQPY["range"]: _kmqpy}
+_PEERS: dict[str, _Peer] = {PLAIN: _plain, KMQPY["range"]: _kmqpy, RETRY_LANE: _kmqpy}
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
@@ -46,15 +46,20 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
             work="first message",
             name=f"{name}, 1 partition, from receive() to the message",
             metrics={"p50_ms": "ms p50"},
-            peers={peer: _turn(lab, open_peer, times, busy_s) for peer, open_peer in _PEERS.items()},
+            peers={
+                peer: _turn(lab, open_peer, times, busy_s, retry_lane=peer == RETRY_LANE)
+                for peer, open_peer in _PEERS.items()
+            },
             repeats=sizes.repeats,
         )
 
 
-def _turn(lab: Lab, open_peer: _Peer, times: int, busy_s: float) -> Callable[[], Figures]:
+def _turn(
+    lab: Lab, open_peer: _Peer, times: int, busy_s: float, *, retry_lane: bool = False
+) -> Callable[[], Figures]:
     def turn() -> Figures:
         waited_ms = []
-        with lab.queue(1) as queue, KmqClient(queue, lab.connection) as producer:
+        with lab.queue(1, retry_lane=retry_lane) as queue, KmqClient(queue, lab.connection) as producer:
             producer.send(b"first")
             with open_peer(lab, queue) as receive:
                 if busy_s:

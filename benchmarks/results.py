@@ -15,6 +15,7 @@ SHARE = "share group"
 SHARE_IMPLICIT = "share group, implicit acks"
 SHARE_PERF = "share group, implicit acks, Kafka's own tool"
 KMQPY = {"jvm": "kmqpy, JVM markers", "range": "kmqpy, range markers"}
+RETRY_LANE = "kmqpy, retry lane"
 
 Figures = Mapping[str, float]
 """The figures of one turn of one peer, by metric."""

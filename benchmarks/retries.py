@@ -9,12 +9,11 @@ from functools import partial
 
 from benchmarks import children, trackers
 from benchmarks.lab import Lab
-from benchmarks.results import Case, Figures
+from benchmarks.results import RETRY_LANE, Case, Figures
 from benchmarks.sizes import Sizes
 
 PARTITIONS = 4
 _HANDLERS = 8
-RETRY_LANE = "kmqpy, retry lane"
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
