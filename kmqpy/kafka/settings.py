@@ -47,7 +47,7 @@ PRIORITY_SUFFIX = "__priority"
 """Endings of the names of a queue's other lanes; a number follows the second one."""
 MAX_PRIORITIES = 10
 """The most priorities of a queue: send() knows those from 0 to 9."""
-_LANE_SUFFIXES = (RETRY_SUFFIX, *(f"{PRIORITY_SUFFIX}{level}" for level in range(MAX_PRIORITIES - 1, 0, -1)))
+LANE_SUFFIXES = (RETRY_SUFFIX, *(f"{PRIORITY_SUFFIX}{level}" for level in range(MAX_PRIORITIES - 1, 0, -1)))
 """The endings of the lanes but the main one, in the order in which clients take from them."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET_NAME = re.compile(
@@ -145,7 +145,7 @@ class QueueSettings(QueuePolicy):
         if not (isinstance(self.lane_share, int | float) and 0 < self.lane_share < 1):
             raise ConfigError(f"lane_share: {shown(self.lane_share)} is not between 0 and 1")
         object.__setattr__(self, "draining_lanes", tuple(self.draining_lanes))
-        if unknown := {f"__{ending}" for ending in self.draining_lanes}.difference(_LANE_SUFFIXES):
+        if unknown := {f"__{ending}" for ending in self.draining_lanes}.difference(LANE_SUFFIXES):
             raise ConfigError(f"draining_lanes: {shown(min(unknown)[2:])} is no lane")
         if self.has_lanes and self.collapse:
             raise ConfigError("collapse: not in a queue with lanes; leave out retry_lane and priorities")
@@ -228,7 +228,7 @@ class QueueSettings(QueuePolicy):
         there = [RETRY_SUFFIX] if self.retry_lane else []
         there += [f"{PRIORITY_SUFFIX}{level}" for level in range(1, self.priorities)]
         there += [f"__{ending}" for ending in self.draining_lanes]
-        return [suffix for suffix in _LANE_SUFFIXES if suffix in there]
+        return [suffix for suffix in LANE_SUFFIXES if suffix in there]
 
     @property
     def lane_names(self) -> list[str]:
@@ -413,7 +413,7 @@ def is_topic_name(name: object) -> bool:
 
 def queue_of(name: str) -> str:
     """The name of the queue of which a topic of this name would be a lane; without such an ending, `name`."""
-    return next((name.removesuffix(one) for one in _LANE_SUFFIXES if name.endswith(one)), name)
+    return next((name.removesuffix(one) for one in LANE_SUFFIXES if name.endswith(one)), name)
 
 
 def check_topic_name(name: str, field_name: str) -> None:

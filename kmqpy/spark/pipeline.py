@@ -30,7 +30,13 @@ from kmqpy.spark.acknowledge import OnSkipped
 from kmqpy.spark.checkpoint import error_line, identity_of
 from kmqpy.spark.functions import FrameFunction
 from kmqpy.spark.portable import portable
-from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
+from kmqpy.spark.process import (
+    DEFAULT_LEASE_S,
+    MAX_OFFSETS_PER_TRIGGER,
+    NEEDED_COLUMNS,
+    check_one_lane,
+    parse_schema,
+)
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.files import text_options
@@ -168,6 +174,7 @@ def run_pipeline(
 
     Raises:
         ConfigError: The schema is invalid, or the sink can't hold its rows.
+        NotSupported: The queue has lanes.
         Unfinished: With `drain`, the counts of the queue have not changed for two minutes.
     """
     fields, trigger_ms = parse_schema(spark, schema), duration_ms(trigger, "trigger")
@@ -176,6 +183,7 @@ def run_pipeline(
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
     with portable(spark), KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
+        check_one_lane(kmq.queue)
         target.check(spark, wanted)
         target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         run: str | None = None

@@ -21,7 +21,7 @@ from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, NotSupported
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import check_topics
@@ -66,6 +66,15 @@ def parse_schema(spark: SparkSession, schema: StructType | str) -> StructType:
             f"schema: invalid schema {schema!r}: write it like 'id long, total double' ({error_line(error)})"
         ) from None
     return found
+
+
+def check_one_lane(queue: QueueSettings) -> None:
+    """Raise NotSupported if this is a queue with lanes, each of which needs a query of its own."""
+    if queue.has_lanes and queue.lane_of is None:
+        raise NotSupported(
+            f"queue: {queue.name!r} has lanes, and a query reads one; make a KmqSpark for each of "
+            "QueueSettings.lanes_apart()"
+        )
 
 
 class Processing:
@@ -119,7 +128,9 @@ class Processing:
 
         Raises:
             ConfigError: An argument is invalid.
+            NotSupported: The queue has lanes.
         """
+        check_one_lane(self.queue)
         if start not in get_args(Start):
             raise ConfigError(f"start: unknown value {start!r}: use {', '.join(get_args(Start))}")
         check_options(options)
@@ -240,7 +251,9 @@ class Processing:
         Raises:
             ConfigError: The checkpoint is of another queue, or of a topic that was deleted since: the offsets
                 in it would mean other messages. Or an argument is invalid.
+            NotSupported: The queue has lanes.
         """
+        check_one_lane(self.queue)
         _check_backoff(backoff)
         if ok is None and reason is not None:
             raise ConfigError("write_stream: reason without ok; ok says which rows have failed")

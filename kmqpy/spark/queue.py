@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import ConfigError, NotSupported, TopicError
+from kmqpy.errors import ConfigError, TopicError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import settings_of
@@ -18,7 +19,7 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.spark import state
 from kmqpy.spark.acknowledge import OnSkipped
 from kmqpy.spark.decode import decode_markers
-from kmqpy.spark.process import Processing
+from kmqpy.spark.process import Processing, check_one_lane
 from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic, take_snapshot
 from kmqpy.spark.session import check_version
 from kmqpy.spark.state import State
@@ -32,6 +33,11 @@ class KmqSpark(Processing):
     often the frame is evaluated. Reading the state joins no consumer group and writes nothing. The methods
     raise QueueNotFound, TopicError, Unavailable, and ConfigError when the session lacks the Kafka connector.
 
+    Frames of a queue with lanes have the messages, or markers, of all of them, and one more column, `lane`:
+    the name of the topic. The lanes are read one after the other, and a message that is redelivered meanwhile
+    may be in two of them. A stream, and a state table, is of one lane: such a queue needs
+    `KmqSpark(spark, bootstrap, lane)` for each of `QueueSettings.lanes_apart()`, and raises NotSupported.
+
     Args:
         spark: A session made ready by configure_spark_with_kmq, which may be one of Spark Connect.
         bootstrap: Kafka, `host:port[,host:port]`, or a KafkaConnection, which has settings of security.
@@ -44,8 +50,6 @@ class KmqSpark(Processing):
 
     Raises:
         ConfigError: Another version of Spark, or invalid settings.
-        NotSupported: A queue with lanes, each of which needs an object of its own:
-            `KmqSpark(spark, bootstrap, lane)` for each of `QueueSettings.lanes_apart()`.
         Unavailable: Kafka does not answer.
     """
 
@@ -64,13 +68,11 @@ class KmqSpark(Processing):
             bootstrap if isinstance(bootstrap, KafkaConnection) else KafkaConnection(bootstrap=bootstrap)
         )
         settings = settings_of(queue, connection)
-        if len(settings.lanes()) > 1:
-            raise NotSupported(
-                f"queue: {settings.name!r} has lanes, and Spark reads one; make an object for each of "
-                "QueueSettings.lanes_apart()"
-            )
         super().__init__(spark, connection, settings, kafka_options(connection, options), on_skipped)
         self._clock = clock
+        # The retry lane comes last: what goes there meanwhile is read twice rather than never.
+        lanes = settings.lanes_apart()[::-1] if len(settings.lanes()) > 1 else ()
+        self._lanes = [KmqSpark(spark, connection, lane, options=options, clock=clock) for lane in lanes]
 
     def messages(self) -> DataFrame:
         """A row for each message in the queue topic.
@@ -93,6 +95,8 @@ class KmqSpark(Processing):
             - due_at: while it is in flight: when its lease or delay is over; null: never
             - ended_at: when it was acknowledged, redelivered or dead-lettered
         """
+        if self._lanes:
+            return self._of_lanes(KmqSpark.messages)
         snapshot = take_snapshot(self.connection, self.queue)
         dead = snapshot.topics.dead_letters
         found = state.outcomes(
@@ -138,6 +142,8 @@ class KmqSpark(Processing):
         for one in states:
             if one not in list(State):
                 raise ConfigError(f"state: unknown state {one!r}: use {', '.join(State)}")
+        if self._lanes:
+            return self._of_lanes(lambda lane: lane.read(since=since, until=until, state=states or None))
         topics = Topics(self.connection).check(self.queue)
         found = self._with_columns(
             self._read(self.queue.name, self._bounds(self.queue.name, topics.partitions))
@@ -166,7 +172,9 @@ class KmqSpark(Processing):
 
         Raises:
             ConfigError: Arrow can't reach the place.
+            NotSupported: The queue has lanes.
         """
+        check_one_lane(self.queue)
         return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
@@ -242,11 +250,18 @@ class KmqSpark(Processing):
         Markers that can't be decoded have rows, too, with the reason in `problem`:
         `kmq.markers().filter("problem is not null").count()`.
         """
+        if self._lanes:
+            return self._of_lanes(lambda lane: lane.markers(stream=stream))
         name = self.queue.markers_topic
         if stream:
             return decode_markers(stream_topic(self.spark, self.options, name))
         topics = Topics(self.connection).check(self.queue)
         return decode_markers(self._read(name, self._bounds(name, topics.partitions)))
+
+    def _of_lanes(self, read: Callable[[KmqSpark], DataFrame]) -> DataFrame:
+        """The frames of all lanes as one, with the column `lane`."""
+        frames = [read(lane).withColumn("lane", F.lit(lane.queue.name)) for lane in self._lanes]
+        return reduce(DataFrame.unionByName, frames)
 
     def _dead_letters(self, topic: str, bounds: Bounds) -> DataFrame:
         """The records of the queue's own dead letters; other queues may have theirs in the same topic."""

@@ -28,7 +28,7 @@ from kmqpy.kafka.message_headers import (
     is_dead_letter_of,
 )
 from kmqpy.kafka.places import Place
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings import LANE_SUFFIXES, QueueSettings
 from kmqpy.spark.decode import (
     decode_markers,
     each_message,
@@ -202,7 +202,9 @@ def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
     origin = header_text(DEAD_LETTER_TOPIC)
     without_origin = F.lit(is_dead_letter_of((), queue))
     named = origin.rlike(r"^[A-Za-z0-9._-]{1,249}$")
-    return records.filter(F.when(named, origin == queue.name).otherwise(without_origin))
+    suffixes = ("", *LANE_SUFFIXES) if queue.lane_of is None else ("",)
+    ours = [f"{queue.name}{suffix}" for suffix in suffixes]
+    return records.filter(F.when(named, origin.isin(ours)).otherwise(without_origin))
 
 
 def dead_letters_of(records: DataFrame) -> DataFrame:

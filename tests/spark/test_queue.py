@@ -131,10 +131,12 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
     messages.unpersist()
 
 
-def test_of_a_queue_with_lanes_each_is_read_by_itself(spark, make_queue):
-    queue = make_queue(retry_lane=True, priorities=2, max_redeliveries=0)
-    with pytest.raises(NotSupported, match="has lanes"):
-        kmq_of(spark, queue)
+def test_frames_have_all_lanes_of_a_queue_and_streams_one(spark, make_queue):
+    queue = make_queue(retry_lane=True, priorities=2, max_redeliveries=0, lease_ms=60_000)
+    kmq = kmq_of(spark, queue)
+    for refused in (kmq.read_stream, lambda: kmq.state_table("table")):
+        with pytest.raises(NotSupported, match="has lanes"):
+            refused()
     with queue.producer() as producer:
         producer.send_many(["a", "b"])
         producer.send("u", priority=1)
@@ -150,6 +152,22 @@ def test_of_a_queue_with_lanes_each_is_read_by_itself(spark, make_queue):
     ]
     assert states[:2] == [{}, {0: "dead"}]
     assert states[2][0] == "processed"
+    retry, urgent, main = (lane.name for lane in queue.settings.lanes_apart())
+    messages = kmq.messages()
+    assert {(row["lane"], row["state"]) for row in messages.collect()} == {
+        (urgent, "dead"),
+        (main, "processed"),
+        (main, "in_flight"),
+    }
+    (depth,) = kmq.depth(messages).collect()
+    assert (depth["dead"], depth["processed"], depth["in_flight"]) == (1, 1, 1)
+    assert {(row["lane"], bytes(row["value"])) for row in kmq.read(state="dead").collect()} == {
+        (urgent, b"u")
+    }
+    assert {row["lane"] for row in kmq.read().collect()} == {main, urgent}
+    assert {row["lane"] for row in kmq.markers().collect()} == {main, urgent, retry}  # its assignment tick
+    (letter,) = kmq.undelivered().collect()
+    assert (letter["origin_topic"], bytes(letter["body"])) == (urgent, b"u")
 
 
 def test_what_lies_counts_for_nothing(spark, make_queue):
