@@ -195,8 +195,9 @@ def test_a_rolling_restart_makes_no_duplicates(make_queue):
     assert value(tracker, queue.name, "redelivered") == 0
 
 
-def test_static_members_restart_without_moving_partitions(make_queue):
-    queue = make_queue(2)
+@pytest.mark.parametrize("retry_lane", [False, True])
+def test_static_members_restart_without_moving_partitions(make_queue, retry_lane):
+    queue = make_queue(2, retry_lane=retry_lane)
     with queue.client(instance_id="a") as one, queue.client(instance_id="b") as two:
         queue.send("p0", partition=0)
         queue.send("p1", partition=1)
@@ -206,6 +207,13 @@ def test_static_members_restart_without_moving_partitions(make_queue):
     still = queue.client(instance_id="b")
     until(lambda: (again.receive(wait=0.1), still.receive(wait=0.1)) and _share(again, still))
     assert still.partitions == before
+    if retry_lane:
+        members = [again._consumer.current, still._consumer.current]
+        until(lambda: (again.receive(wait=0.1), still.receive(wait=0.1)) and all(map(_follow, members)))
+
+
+def _follow(consumer) -> bool:
+    return {tuple(lane.consumer.partitions) for lane in consumer._lanes} == {tuple(consumer.partitions)}
 
 
 def _share(one, two) -> bool:

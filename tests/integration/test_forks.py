@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import LiveQueue
 
 FORKER = Path(__file__).with_name("forker.py")
@@ -36,7 +37,9 @@ def assert_refused(child: dict[str, str], returning: tuple[str, ...]) -> None:
     assert child == {call: "returned" if call in returning else "Forked" for call in child}
 
 
-def test_a_client(queue):
+@pytest.mark.parametrize("lanes", [{}, {"retry_lane": True, "priorities": 2}], ids=["plain", "lanes"])
+def test_a_client(make_queue, lanes):
+    queue = make_queue(**lanes)
     queue.send(*map(str, range(7)))
     found = run("client", queue)
     own = found["children"].pop()
