@@ -72,6 +72,8 @@ class Kind(StrEnum):
     RECORD_DIFFERS = "record-differs"
     RECORD_OF_NO_QUEUE = "record-of-no-queue"
     NOT_DURABLE = "not-durable"
+    UNCHECKED = "unchecked"
+    DAMAGED_TABLE = "damaged-table"
 
 
 @dataclass(frozen=True, slots=True)
