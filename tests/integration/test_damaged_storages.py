@@ -177,6 +177,18 @@ def test_damaged_files_of_mariadb_are_named_other_tables_serve_and_indexes_are_m
     assert doctor_says(f"{url}?prefix=other_", capsys)[0] == 0
 
 
+def test_the_doctor_reads_all_of_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "queues.db"
+    with queue_for(f"sqlite:///{file}?queue=q&create=true") as queue:
+        queue.send_many(SENT)
+    assert doctor_says(f"sqlite:///{file}", capsys)[0] == 0
+    page = file.stat().st_size // 4096 // 2
+    change(file, page * 4096, lambda _: b"\xff" * 16)
+    code, said = doctor_says(f"sqlite:///{file}", capsys)
+    assert code == 1
+    assert f"age {page + 1}: btreeInitPage() returns error" in said
+
+
 def test_a_log_of_redis_that_is_cut_off_is_read_up_to_there_and_a_damaged_one_is_refused(
     servers: Databases,
 ) -> None:

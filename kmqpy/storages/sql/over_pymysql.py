@@ -159,7 +159,7 @@ class OverPyMySql(ServerDialect):
         return "" if _FLUSH in found else f"{_FLUSH}=unknown"  # a proxy that answers by itself
 
     def unchecked_setting(self, cursor: Cursor) -> str:
-        """See Dialect. MariaDB and MySQL 8 dropped the value `none`, but still take it from older data."""
+        """See Dialect. Pages are checked unless the algorithm is `none` or `strict_none`."""
         cursor.execute("SHOW GLOBAL VARIABLES LIKE 'innodb_checksum_algorithm'")
         found = [f"{name}={value}" for name, value in cursor.fetchall() if "none" in str(value).lower()]
         return found[0] if found else ""
