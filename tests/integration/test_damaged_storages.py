@@ -15,7 +15,7 @@ import pymysql
 import pytest
 
 from kmqpy.cli.app import run
-from kmqpy.dev import Databases
+from kmqpy.dev import Cluster, Databases
 from kmqpy.dev.postgresql import KIND as POSTGRESQL
 from kmqpy.dev.programs import process_owner
 from kmqpy.errors import ClusterError, Unavailable
@@ -175,6 +175,35 @@ def test_damaged_files_of_mariadb_are_named_other_tables_serve_and_indexes_are_m
         with queue_for(f"{url}?prefix={name}_&queue=q") as queue:
             assert sorted(taken(queue)) == SENT
     assert doctor_says(f"{url}?prefix=other_", capsys)[0] == 0
+
+
+def test_zookeeper_refuses_a_damaged_log_reads_a_cut_one_up_to_there_and_needs_no_whole_snapshot() -> None:
+    with Cluster(brokers=0) as cluster:
+        url, server = f"zookeeper://{cluster.zookeeper}/r?queue=q", cluster.zookeeper_server()
+        with queue_for(f"{url}&create=true") as queue:
+            for body in SENT[:100]:
+                queue.send(body)
+        server.kill()
+        server.start()  # writes a snapshot of what its log has
+        with queue_for(url) as queue:
+            for body in SENT[100:]:
+                queue.send(body)
+        server.kill()
+        assert cluster.folder is not None
+        data = cluster.folder / server.name / "data" / "version-2"
+        log = max(data.glob("log.*"), key=lambda file: int(file.suffix[1:], 16))
+        snapshot = max(data.glob("snapshot.*"), key=lambda file: int(file.suffix[1:], 16))
+        whole = log.read_bytes()
+        change(log, whole.index(SENT[150]) + 50, flipped)
+        with pytest.raises(ClusterError, match="ended with exit code 1"):
+            server.start()
+        assert "CRC check failed" in server.log_since_start()
+        log.write_bytes(whole[: whole.index(SENT[150]) + 50])
+        change(snapshot, snapshot.read_bytes().index(SENT[50]) + 50, flipped)
+        server.start()
+        assert f"problem reading snap file {snapshot}" in server.log_since_start()
+        with queue_for(url) as queue:
+            assert taken(queue) == SENT[:150]
 
 
 def test_the_doctor_reads_all_of_sqlite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ def check_topics_of_kafka(topics: Iterable[TopicInfo], brokers: int) -> list[Fin
             what = f"{topic.name} has one replica only: while its broker is away, queues stand still"
             to_do = f"move its partitions with Kafka's tools to {min(3, brokers)} brokers each"
             faults.append((Severity.WARNING, Kind.ONE_REPLICA, what, to_do))
-        found += [Finding(severity, topic.name, *rest) for severity, *rest in faults]
+        found += [Finding(severity, topic.name, kind, what, to_do) for severity, kind, what, to_do in faults]
     return found
 
 
