@@ -124,6 +124,11 @@ def test_topics_of_kafka_on_one_broker_of_several_are_told_of():
 @pytest.mark.parametrize(
     ("what", "severity", "given"),
     [
+        (
+            "q__markers, partition 0, 3: a replica is not in sync",
+            WARNING,
+            facts(replace(topic("q__markers"), behind=(0, 3))),
+        ),
         ("queue topic q does not exist", ERROR, facts(without=["q"])),
         ("markers topic q__markers does not exist", ERROR, facts(without=["q__markers"])),
         ("dead-letter topic q__undelivered does not exist", ERROR, facts(without=["q__undelivered"])),

@@ -54,6 +54,14 @@ def check_topic_settings(facts: Facts) -> Faults:
             to_do = set_advice("message.timestamp.type", "LogAppendTime", name)
             yield Severity.WARNING, Kind.CLIENT_TIMESTAMPS, what, to_do
         yield from _can_lose_what_is_confirmed(topic)
+        if topic.behind:
+            partitions = ", ".join(map(str, topic.behind))
+            what = f"{name}, partition {partitions}: a replica is not in sync"
+            to_do = (
+                "start its broker; if it runs, its log says why: it may have given the partition up, "
+                'see docs/operations.md, "Damaged logs"'
+            )
+            yield Severity.WARNING, Kind.OUT_OF_SYNC, what, to_do
         in_sync = config_number(topic, "min.insync.replicas")
         if in_sync is not None and in_sync > topic.replication:
             what = (
