@@ -47,8 +47,8 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
   make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
-  make chaos ARGS="--sqs"                  the same with clients of SQS, and tasks of Celery with an ETA, 2 minutes
-  make chaos ARGS="--celery"               the same with workers of Celery, about 3 minutes
+  make chaos ARGS="--sqs"                  clients of SQS, tasks of Celery with an ETA, about 2 minutes
+  make chaos ARGS="--celery"               workers of Celery, about 3 minutes
   make chaos ARGS="--groups redis"         takers and the server are killed; order="group", about 5 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
