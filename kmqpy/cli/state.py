@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,13 +21,14 @@ from kmqpy.cli.output import (
     print_text,
     warn,
 )
-from kmqpy.cli.storage_url import StorageUrl
+from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
-from kmqpy.queue import Orphan
+from kmqpy.queue import Capabilities, Orphan, Storage
 from kmqpy.queue.plain import content
+from kmqpy.storages.stored_storage import StoredStorage
 
 
 @click.command(name="in-flight")
@@ -200,7 +201,7 @@ def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--fix", is_flag=True, help="First show what can be mended, and mend it after asking.")
-@click.option("--logs", is_flag=True, help="Read all that is still to be read, to find damaged batches.")
+@click.option("--logs", is_flag=True, help="Read all that is still to be read, to find damage.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @connected_to_any
 @click.pass_context
@@ -209,7 +210,7 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, logs: 
 
     One queue or all: topics, retention, trackers, offsets, consumer groups, znodes,
     transactions that nobody ends. With --queue-url: whether the storage's server keeps
-    what it confirmed when its power is cut.
+    what it confirmed when its power is cut, and notices damage on its disk.
 
     --fix removes unusable znodes, and ends such transactions of trackers and redrives.
 
@@ -222,9 +223,13 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, logs: 
     """
     removed: list[UnusableZnode] = []
     if cli.url is not None:
-        if fix or logs:
-            raise click.UsageError(f"{'--fix' if fix else '--logs'}: only for queues on Kafka")
-        _print_findings([_durability(cli.url)], as_json=cli.json)
+        if fix:
+            raise click.UsageError("--fix: only for queues on Kafka")
+        with cli.url.storage() as storage:
+            found = [_durability(storage.capabilities), *_damage(storage, reads_all=logs)]
+        _print_findings(found, as_json=cli.json)
+        if any(one.severity is Severity.ERROR for one in found):
+            ctx.exit(1)
         return
     with cli.admin() as admin:
         if fix and (unusable := admin.unusable_znodes(queue)):
@@ -263,9 +268,33 @@ def _print_findings(found: Sequence[Finding], *, as_json: bool) -> None:
         print_text("no queues")
 
 
-def _durability(url: StorageUrl) -> Finding:
-    with url.storage() as storage:
-        can = storage.capabilities
+def _damage(storage: Storage, *, reads_all: bool) -> Iterator[Finding]:
+    checks = storage.damage_checks if isinstance(storage, StoredStorage) else None
+    if checks is None:
+        if reads_all:
+            raise click.UsageError("--logs: only for queues on Kafka and in SQL databases")
+        return
+    if setting := checks.unchecked_setting():
+        yield Finding(
+            Severity.WARNING,
+            "storage",
+            Kind.UNCHECKED,
+            f"{setting}: what the disk has changed is handed out as if it were whole, or left out",
+            'see docs/storage-operations.md, "Damaged files"',
+        )
+    if reads_all:
+        try:
+            damage = checks.read_all()
+        except Unavailable as error:
+            damage = str(error)
+        if damage:
+            to_do = 'see docs/storage-operations.md, "Damaged files"'
+            yield Finding(Severity.ERROR, "storage", Kind.DAMAGED_TABLE, damage, to_do)
+        else:
+            yield Finding(Severity.OK, "storage", Kind.OK, "all messages can be read")
+
+
+def _durability(can: Capabilities) -> Finding:
     reason = can.lossy_setting
     does_not_tell = f"{reason}: the server does not tell; "
     if can.durable:

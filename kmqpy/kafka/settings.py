@@ -337,6 +337,21 @@ class QueueSettings(QueuePolicy):
         return read
 
 
+_ALL = ("all", "-1")
+_OF_KMQPY: Mapping[str, tuple[str, ...]] = {
+    "acks": _ALL,
+    "request.required.acks": _ALL,
+    "enable.idempotence": ("true",),
+    "check.crcs": ("true",),
+    "enable.auto.commit": ("false",),
+    "auto.offset.reset": (),
+    "isolation.level": (),
+    "group.id": (),
+    "transactional.id": (),
+}
+"""Settings of librdkafka that promises depend on, and the values that do no harm."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KafkaConnection:
     """Where Kafka is, and how a client connects to Kafka and finds the settings of queues.
@@ -347,7 +362,8 @@ class KafkaConnection:
                 queue's settings in the topic kmq.queues
     timeout_ms  for how long a call is tried, opening included, before it raises Unavailable; a send has a
                 limit of its own, KmqClient's `delivery_timeout`
-    kafka       settings of librdkafka (security and the like), handed on unchanged
+    kafka       settings of librdkafka (security and the like), handed on unchanged. Raises ConfigError for
+                those that promises depend on, like acks and group.id
     """
 
     bootstrap: str = "127.0.0.1:9092"
@@ -363,6 +379,12 @@ class KafkaConnection:
             raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
         if not 1 <= self.timeout_ms < 2**31:
             raise ConfigError(f"timeout_ms: {self.timeout_ms} is not from 1 to {2**31 - 1}")
+        for name, taken in _OF_KMQPY.items():
+            if name in self.kafka and str(self.kafka[name]).lower() not in taken:
+                raise ConfigError(
+                    f"kafka: kmqpy sets {name} itself, and would lose or double messages with "
+                    f"{self.kafka[name]!r}; leave it out"
+                )
 
     def __repr__(self) -> str:
         return (

@@ -58,13 +58,18 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as Kafka describes it; `config` holds all its settings, or none if they were not asked for."""
+    """A topic as Kafka describes it.
+
+    config    all its settings, or none if they were not asked for
+    behind    the partitions of which a replica is not in sync
+    """
 
     name: str
     topic_id: str
     partitions: int
     replication: int
     config: dict[str, str] = field(default_factory=dict)
+    behind: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,4 +557,5 @@ class Topics:
 
 def _topic_info(name: str, topic: Any, config: dict[str, str]) -> TopicInfo:
     replication = min((len(p.replicas) for p in topic.partitions), default=0)
-    return TopicInfo(name, str(topic.topic_id), len(topic.partitions), replication, config)
+    behind = tuple(sorted(one.id for one in topic.partitions if len(one.isr) < len(one.replicas)))
+    return TopicInfo(name, str(topic.topic_id), len(topic.partitions), replication, config, behind)

@@ -87,11 +87,27 @@ Rules for every engine:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
 from kmqpy.storages.settings import StoredQueueSettings
+
+
+@runtime_checkable
+class DamageChecks(Protocol):
+    """What an engine has besides if its data can be looked through for damage."""
+
+    def unchecked_setting(self) -> str:
+        """The setting, `name=value`, that lets the server hand out what its disk has changed; "": none."""
+        ...
+
+    def read_all(self) -> str:
+        """Read all messages; returns what is damaged, in the words of the database, "": nothing.
+
+        Raises Unavailable where the database refuses to read on.
+        """
+        ...
 
 
 class QueueRow(NamedTuple):

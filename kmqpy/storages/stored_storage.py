@@ -16,7 +16,7 @@ from kmqpy.core.settings import convert, nearest
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl
 from kmqpy.queue.storage import refuse_unalterable
-from kmqpy.storages.engine import Engine, QueueRow
+from kmqpy.storages.engine import DamageChecks, Engine, QueueRow
 from kmqpy.storages.settings import ALTERABLE, SETTING_NAMES, StoredQueueSettings, check_queue_name
 from kmqpy.storages.stored_queue import StoredQueue
 from kmqpy.telemetry.base import Telemetry
@@ -53,6 +53,11 @@ class StoredStorage(Closeable):
     def capabilities(self) -> Capabilities:
         """See Storage.capabilities."""
         return self._engine.capabilities
+
+    @property
+    def damage_checks(self) -> DamageChecks | None:
+        """Looks through the data for damage; None: this storage can't."""
+        return self._engine if isinstance(self._engine, DamageChecks) else None
 
     def create(self, name: str, **settings: Any) -> None:
         """See Storage.create; the settings are the fields of StoredQueueSettings."""

@@ -47,8 +47,8 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--cuts 30"              logs are cut back instead, 30 times, about 15 minutes
   make chaos ARGS="--power 4"              the power of all brokers is cut instead, about 4 minutes
   make chaos ARGS="--gateways kafka"       gateways are killed: 100,000 messages, about 15 minutes
-  make chaos ARGS="--sqs --messages 20000" the same with clients of SQS, and tasks of Celery with an ETA
-  make chaos ARGS="--celery --messages 2000" the same with workers of Celery, about 3 minutes
+  make chaos ARGS="--sqs"                  clients of SQS, tasks of Celery with an ETA, about 2 minutes
+  make chaos ARGS="--celery"               workers of Celery, about 3 minutes
   make chaos ARGS="--groups redis"         takers and the server are killed; order="group", about 5 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
@@ -86,7 +86,9 @@ def main() -> None:
     "--clocks",
     type=click.FloatRange(0),
     default=0.0,
-    help="By how many seconds clocks are wrong; needs libfaketime.",
+    is_flag=False,
+    flag_value=60.0,
+    help="By how many seconds clocks are wrong (60); of brokers, it needs libfaketime.",
 )
 @click.option("--cuts", type=click.IntRange(1), help="Cut logs back so many times, and do nothing else.")
 @click.option("--power", type=click.IntRange(1), help="Cut the power of all brokers so many times instead.")
@@ -97,7 +99,7 @@ def main() -> None:
 @click.option("--sqs", is_flag=True, help="Kill gateways of SQS's clients over PostgreSQL instead.")
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
 @click.option("--groups", type=click.Choice(WITH_GROUPS), help="Kill takers, and this server, instead.")
-@click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last four.")
+@click.option("--messages", type=click.IntRange(1), help="With the last four; each has a default of its own.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option("--lanes", is_flag=True, help="The queue has a retry lane and priorities.")
 @click.option(
@@ -120,7 +122,7 @@ def run(
     sqs: bool,
     celery: bool,
     groups: str | None,
-    messages: int,
+    messages: int | None,
     no_late_acks: bool,
     lanes: bool,
     control: str | None,
@@ -134,13 +136,13 @@ def run(
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
         elif gateways:
-            problems = kill_gateways(gateways, messages, _seed(seed), out, _tell, size)
+            problems = kill_gateways(gateways, messages or 100_000, _seed(seed), out, _tell, size)
         elif sqs:
-            problems = kill_sqs(messages, _seed(seed), out, _tell, size)
+            problems = kill_sqs(messages or 20_000, _seed(seed), out, _tell, size)
         elif celery:
-            problems = kill_workers(messages, _seed(seed), out, _tell)
+            problems = kill_workers(messages or 2_000, _seed(seed), out, _tell)
         elif groups:
-            problems = kill_takers(groups, messages, _seed(seed), out, _tell)
+            problems = kill_takers(groups, messages or 100_000, _seed(seed), out, _tell)
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:

@@ -3,8 +3,8 @@
 Half of the clients use a standard queue, for tasks of Celery with an ETA that is later than the visibility
 timeout: each is sent once. The others use a FIFO queue, and send again what got no answer. Some messages are
 dropped, as by a worker that dies. In the end nothing that was accepted may be lost; no task may run before
-its ETA, and none twice unless its first run was not deleted in time; in a FIFO queue the runs of a group are
-in order, and none is doubled by a send that was repeated.
+its ETA, by the clocks of the gateways, and none twice unless its first run was not deleted in time; in a FIFO
+queue the runs of a group are in order, and none is doubled by a send that was repeated.
 """
 
 import base64
@@ -35,9 +35,10 @@ _ETA_S = (5.0, 10.0)
 """Tasks wait so long, in seconds: longer than the lease."""
 _DROPPED = 0.03
 _EARLY_S = 0.05
-_DRAIN_S, _DRAINED_PER_S = 120.0, 20
-"""In the end: a group stands still for a lease after each batch of which a message was dropped."""
+_DRAIN_S, _DRAINED_PER_S = 120.0, 40
 _BATCH = 10
+_GROUPS = 10
+"""Of each client of the FIFO queue: one stands still for a lease when one of its messages was dropped."""
 
 
 @dataclass
@@ -51,8 +52,12 @@ class Run:
 
 @dataclass
 class Journal:
-    """What clients were told. Times are those of the monotonic clock, in seconds."""
+    """What clients were told. Times are those of the monotonic clock, in seconds.
 
+    clocks_s  by so much clocks of gateways are wrong, which tell when a task is due
+    """
+
+    clocks_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
     accepted: set[str] = field(default_factory=set)
     runs: defaultdict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
@@ -63,7 +68,7 @@ class Journal:
     def ran(self, name: str, message: str, received: Span, due_s: float) -> Run:
         run = Run(message, received)
         with self.lock:
-            if time.time() < due_s - _EARLY_S:
+            if time.time() < due_s - _EARLY_S - self.clocks_s:
                 self.early.append(name)
             group, _, place = name.partition("_")
             if group.startswith("g") and not self.runs[name]:
@@ -128,7 +133,7 @@ class Client(threading.Thread):
 
     def _entry(self, place: int) -> dict[str, Any]:
         if self._queue.endswith(".fifo"):
-            group = f"g{self._number}"
+            group = f"g{self._number}-{place // _BATCH % _GROUPS}"
             name = f"{group}_{place}"
             same = dict.fromkeys(("Id", "MessageBody", "MessageDeduplicationId"), name)
             return {**same, "MessageGroupId": group}
@@ -210,7 +215,7 @@ def run_on(
     tell(f"seed {seed}")
     ports = free_ports(size.gateways)
     gateways = gateways_at(url, ports, out, size)
-    journal = Journal()
+    journal = Journal(size.clocks_s)
     clients = [Client(number, ports, journal, seed) for number in range(size.clients)]
     try:
         for gateway in gateways:
@@ -224,7 +229,7 @@ def run_on(
         break_things(gateways, cut, lambda: len(journal.accepted), count, random.Random(seed), size, tell)
         for one in clients:
             one.sending.clear()
-        drain_s = max(_DRAIN_S, len(journal.accepted) / _DRAINED_PER_S)
+        drain_s = max(_DRAIN_S, len(journal.accepted) / _DRAINED_PER_S) + size.clocks_s
         quiet = wait_until(lambda: _is_empty(ports[0]), drain_s, every_s=0.5)
     finally:
         for one in clients:

@@ -344,12 +344,31 @@ class TestSecrets:
 
 class TestConnection:
     def test_settings_for_a_librdkafka_client(self):
-        connection = KafkaConnection(bootstrap="h:1", kafka={"acks": "1", "bootstrap.servers": "other:9"})
-        assert connection.kafka_settings({"acks": "all", "enable.idempotence": True}) == {
-            "acks": "1",
-            "enable.idempotence": True,
+        connection = KafkaConnection(
+            bootstrap="h:1", kafka={"client.id": "me", "bootstrap.servers": "other:9"}
+        )
+        assert connection.kafka_settings({"acks": "all", "client.id": "kmq"}) == {
+            "acks": "all",
+            "client.id": "me",
             "bootstrap.servers": "h:1",
         }
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("acks", 1),
+            ("request.required.acks", "0"),
+            ("enable.idempotence", False),
+            ("enable.auto.commit", "true"),
+            ("auto.offset.reset", "latest"),
+            ("isolation.level", "read_uncommitted"),
+            ("group.id", "mine"),
+        ],
+    )
+    def test_settings_with_which_promises_would_not_hold_are_refused(self, name, value):
+        with pytest.raises(ConfigError, match=f"kafka: kmqpy sets {name} itself"):
+            KafkaConnection(kafka={name: value})
+        KafkaConnection(kafka={"acks": "all", "enable.idempotence": True, "enable.auto.commit": False})
 
     def test_an_empty_bootstrap(self):
         with pytest.raises(ConfigError, match="bootstrap: must not be empty"):

@@ -8,6 +8,7 @@ from kmqpy.core.durations import DAY_MS
 from kmqpy.errors import AccessDenied, ConfigError
 from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.checks.settings_topic import check_records_of_no_queue, check_settings_topic
+from kmqpy.kafka.admin.checks.topic_settings import check_topics_of_kafka
 from kmqpy.kafka.admin.checks.topics import check_unregistered_topics
 from kmqpy.kafka.admin.doctor import check
 from kmqpy.kafka.admin.facts import Facts
@@ -111,9 +112,23 @@ CUT = LogCuts.parse("1<2@3,3<4@6")
 HANGING = HangingTransaction("q__markers", 1, 7, 3, 1_000, ())
 
 
+def test_topics_of_kafka_on_one_broker_of_several_are_told_of():
+    lossy = topic("__consumer_offsets", min_insync_replicas="1", unclean_leader_election_enable="true")
+    one = topic("__transaction_state", replication=1, min_insync_replicas="1")
+    found = [(one.queue, one.kind) for one in check_topics_of_kafka([lossy, one, topic("kmq.queues")], 3)]
+    offsets = [("__consumer_offsets", kind) for kind in (Kind.UNCLEAN_ELECTION, Kind.TOO_FEW_IN_SYNC)]
+    assert found == [*offsets, ("__transaction_state", Kind.ONE_REPLICA)]
+    assert check_topics_of_kafka([one], 1) == []
+
+
 @pytest.mark.parametrize(
     ("what", "severity", "given"),
     [
+        (
+            "q__markers, partition 0, 3: a replica is not in sync",
+            WARNING,
+            facts(replace(topic("q__markers"), behind=(0, 3))),
+        ),
         ("queue topic q does not exist", ERROR, facts(without=["q"])),
         ("markers topic q__markers does not exist", ERROR, facts(without=["q__markers"])),
         ("dead-letter topic q__undelivered does not exist", ERROR, facts(without=["q__undelivered"])),

@@ -126,7 +126,7 @@ class FakeAdmin:
 
     def describe_topics(self, names: TopicCollection, **_: Any) -> dict[Any, Future]:
         def describe(name: str) -> Any:
-            partitions = [SimpleNamespace(replicas=[1])] * self._known(name)
+            partitions = [SimpleNamespace(id=0, replicas=[1], isr=[1])] * self._known(name)
             return SimpleNamespace(partitions=partitions, topic_id=f"id of {name}")
 
         return self.answer("describe_topics", [*names.topic_names], describe)

@@ -45,6 +45,7 @@ class Kind(StrEnum):
     TOO_FEW_IN_SYNC = "too-few-in-sync-replicas"
     TOO_MANY_IN_SYNC = "too-many-in-sync-replicas"
     ONE_REPLICA = "one-replica"
+    OUT_OF_SYNC = "replica-out-of-sync"
     DEAD_LETTERS_TOO_LARGE = "dead-letters-too-large"
     NO_TRACKER = "no-tracker"
     NOT_SERVED = "not-served"
@@ -72,6 +73,8 @@ class Kind(StrEnum):
     RECORD_DIFFERS = "record-differs"
     RECORD_OF_NO_QUEUE = "record-of-no-queue"
     NOT_DURABLE = "not-durable"
+    UNCHECKED = "unchecked"
+    DAMAGED_TABLE = "damaged-table"
 
 
 @dataclass(frozen=True, slots=True)

@@ -400,6 +400,8 @@ def _checked_info(server: Server) -> dict[str, str]:
 def _lossy_setting(facts: dict[str, str], server: Server) -> str:
     if (enabled := facts.get("aof_enabled")) != "1":
         return f"appendonly={'unknown' if enabled is None else 'no'}"
+    if facts.get("aof_rewrite_in_progress") == "1" and facts.get("aof_current_size") == "0":
+        return "aof_rewrite_in_progress=1"  # just switched on: until the first file is whole, there is none
     wanted = {"appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
     for name, value in wanted.items():
         if (found := _setting(server, name)) != value:

@@ -126,6 +126,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def unchecked_setting(self, cursor: Cursor) -> str:
+        """See DamageChecks."""
+        ...
+
     def keeps(self, cursor: Cursor) -> bool:
         """Return True if the next transaction on the connection is to use this cursor, not a new one."""
         ...
@@ -208,6 +212,7 @@ class ServerDialect:
         self._application_name = application_name
         self._url = url.set(drivername=self.drivername)
         self._pool = pool
+        self._tables = [*names.qualified.values()]
         self.sql: Mapping[str, str] = statements(self.name, names)
 
 

@@ -88,6 +88,20 @@ class SqlEngine:
         """See Engine."""
         return self._capabilities
 
+    def unchecked_setting(self) -> str:
+        """See DamageChecks."""
+        return self._run(self._dialect.unchecked_setting)
+
+    def read_all(self) -> str:
+        """See DamageChecks. Indexes are read in SQLite only."""
+
+        def read(cursor: Cursor) -> object:
+            cursor.execute(self._sql["read_all"], {})
+            return cursor.fetchone()[0]
+
+        found = self._run(read)
+        return found if isinstance(found, str) and found != "ok" else ""
+
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:

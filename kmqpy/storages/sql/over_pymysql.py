@@ -139,7 +139,7 @@ class OverPyMySql(ServerDialect):
     def lossy_setting(self, cursor: Cursor) -> str:
         """See Dialect."""
         found: dict[str, str] = {}
-        for question in _DURABILITY:
+        for question in (*_DURABILITY, self.sql["other_engines"]):
             cursor.execute(question)
             found |= {name.lower(): str(value).upper() for name, value in cursor.fetchall()}
         if found.get("wsrep_on") == "ON":
@@ -150,10 +150,19 @@ class OverPyMySql(ServerDialect):
         for name, values in _LOSSY_VALUES.items():
             if (value := found.get(name)) in values:
                 return f"{name}={value}"
+        for table in self._tables:  # somebody altered it: a crash leaves it half written, or empty
+            if engine := found.get(table.lower()):
+                return f"{table}={engine}"
         # A commit that the binary log lacks after a crash is rolled back.
         if found.get("log_bin") == "ON" and (sync := found.get("sync_binlog", "unknown")) != "1":
             return f"sync_binlog={sync}"
         return "" if _FLUSH in found else f"{_FLUSH}=unknown"  # a proxy that answers by itself
+
+    def unchecked_setting(self, cursor: Cursor) -> str:
+        """See Dialect. Pages are checked unless the algorithm is `none` or `strict_none`."""
+        cursor.execute("SHOW GLOBAL VARIABLES LIKE 'innodb_checksum_algorithm'")
+        found = [f"{name}={value}" for name, value in cursor.fetchall() if "none" in str(value).lower()]
+        return found[0] if found else ""
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""

@@ -123,7 +123,6 @@ class PostgreSql(ServerDialect):
     def __init__(self, url: sqlalchemy.URL, names: Names, *settings: Any, **pool: Any) -> None:
         super().__init__(url, names, *settings, **pool)
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
-        self._tables = [*names.qualified.values()]
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
@@ -155,6 +154,18 @@ class PostgreSql(ServerDialect):
         cursor.execute(_UNLOGGED, {"tables": self._tables})
         (unlogged,) = cursor.fetchone()
         return f"{unlogged}=UNLOGGED" if unlogged else ""
+
+    def unchecked_setting(self, cursor: Cursor) -> str:
+        """See Dialect."""
+        for name, bad in (
+            ("data_checksums", "off"),
+            ("ignore_checksum_failure", "on"),
+            ("zero_damaged_pages", "on"),
+        ):
+            cursor.execute("SELECT current_setting(%(name)s, true)", {"name": name})
+            if cursor.fetchone() == (bad,):
+                return f"{name}={bad}"
+        return ""
 
     def _settings(self) -> dict[str, str]:
         """Settings of libpq for TLS and the name."""

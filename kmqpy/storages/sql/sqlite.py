@@ -7,6 +7,7 @@ SQLite has one writer at a time, so each transaction of the storage's own takes 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,9 @@ _MIN_VERSION = (3, 37)  # has STRICT
 _SESSION = (
     "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
     "PRAGMA synchronous = FULL",  # a commit survives a crash of the machine
+    "PRAGMA fullfsync = ON",  # on macOS, whose fsync() leaves data in the disk's cache
 )
+_IN_MEMORY = ("tmpfs", "ramfs")
 _NUMBERED_STATEMENTS = frozenset(
     {"pass_time", "give_back", "extend", "release_all", "redrive", "redrive_ids"}
 )
@@ -115,9 +118,19 @@ class Sqlite:
         """See Dialect; a file is always there."""
 
     def lossy_setting(self, cursor: Cursor) -> str:
-        """See Dialect. Each connection is set so that commits are synced (2)."""
+        """See Dialect. Connections are made so that commits are synced; that may fail, or be undone."""
+        ((mode,),) = cursor.execute("PRAGMA journal_mode").fetchall()
         ((level,),) = cursor.execute("PRAGMA synchronous").fetchall()
-        return "" if level >= 2 else f"synchronous={level}"
+        if mode != "wal" and level < 3:  # nobody syncs the folder from which a commit deletes the journal
+            return f"journal_mode={mode}"
+        if level < 2:
+            return f"synchronous={level}"
+        system = _file_system(self._path)
+        return f"filesystem={system}" if system in _IN_MEMORY else ""
+
+    def unchecked_setting(self, cursor: Cursor) -> str:  # noqa: ARG002
+        """See Dialect; no setting makes SQLite check what it reads."""
+        return ""
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
         """See Dialect."""
@@ -227,6 +240,18 @@ class Sqlite:
         for setting in _SESSION:
             connection.execute(setting)
         self._file = self._file or _identity(self._path)
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system of a file, where Linux tells it; else ""."""
+    try:
+        device = path.stat().st_dev
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    found = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number]
+    return found[0] if found else ""
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

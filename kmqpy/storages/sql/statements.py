@@ -199,6 +199,8 @@ _SHARED = {
     first_enqueued_ms, take, requeues, state, minus_priority, message_key, headers, body, group_name)
 VALUES (:id, :queue, :place, :until_ms, 0, :enqueued_ms, :first_enqueued_ms, :take, :requeues, 2,
     :minus_priority, :key, :headers, :body, :group) {or_nothing}""",
+    # Every page of the bodies; "ok" or a number if nothing is damaged. Indexes only in SQLite.
+    "read_all": "SELECT count(md5(body)) FROM {messages}",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
     "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
@@ -341,6 +343,9 @@ def _by_list(text: str) -> str:
 
 
 _MARIADB = {
+    "other_engines": """SELECT table_name, engine FROM information_schema.tables WHERE engine <> 'InnoDB'
+AND table_schema = database()
+AND table_name IN ('{meta}', '{queues}', '{messages}', '{numbers}', '{dedup}')""",
     "create_queue": "INSERT IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "lock_queue": "SELECT id, @@auto_increment_increment FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue FOR UPDATE",
@@ -466,6 +471,7 @@ SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 
 FROM {queues} WHERE id = :queue"""
 
 _SQLITE = {
+    "read_all": "PRAGMA integrity_check(1)",
     "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue",  # a transaction has locked the database
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",

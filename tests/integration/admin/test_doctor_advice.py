@@ -452,6 +452,9 @@ NEITHER_SETTING_NOR_COMMAND = {
     Kind.DAMAGED_LOG: "whoever runs Kafka must; test_damaged_logs.py shows that kmqpy goes on then",
     Kind.HANGING_TRANSACTION: "test_hanging.py follows it, on a Kafka of its own",
     Kind.NOT_DURABLE: "of other storages than Kafka; test_sql_durability.py follows it",
+    Kind.OUT_OF_SYNC: "whoever runs Kafka must; test_outage_leader.py shows it",
+    Kind.UNCHECKED: "of other storages than Kafka; test_damaged_storages.py follows it",
+    Kind.DAMAGED_TABLE: "the same",
     Kind.LOG_CUT: "what is lost is lost; test_cut_logs_readers.py shows that kmqpy goes on",
 }
 

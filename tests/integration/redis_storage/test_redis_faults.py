@@ -12,7 +12,7 @@ from redis_support import LONG_MS, PATIENCE_S, engine_at, queue_of, refs, until
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
 from kmqpy.errors import Unavailable
-from kmqpy.queue import storage_for
+from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.engine import NewRow
 from kmqpy.storages.redis import arrival_subscriber
 from kmqpy.storages.settings import StoredQueueSettings
@@ -135,6 +135,20 @@ def test_a_server_that_is_away_is_waited_for_and_then_unavailable(queue_name):
             until(lambda: redis.counts(queue).ready == 2)
         with pytest.raises(Unavailable):
             storage_for("redis://127.0.0.1:1?timeout_ms=100ms")
+
+
+def test_an_append_only_file_that_is_not_there_yet_makes_no_server_durable():
+    settings = {"redis": {"appendonly": "no", "appendfsync": "always"}}
+    with Databases("redis", settings=settings) as databases:
+        url = databases.urls["redis"]
+        with queue_for(f"{url}?queue=q&create=true") as queue, Redis.from_url(url) as admin:
+            queue.send("x")
+            for name, value in {"rdb-key-save-delay": 60_000_000, "appendonly": "yes"}.items():
+                admin.config_set(name, value)
+            with storage_for(url) as storage:
+                assert storage.capabilities.lossy_setting == "aof_rewrite_in_progress=1"
+            admin.config_set("rdb-key-save-delay", 0)
+            databases.server("redis").kill()
 
 
 def test_a_server_that_may_lose_a_second_is_not_called_durable(redis_url):

@@ -1,16 +1,21 @@
 """What `durable` says is what the server's settings say."""
 
+import sqlite3
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import sqlalchemy
 from sql_support import Place
 
 from kmqpy.cli.app import run
 from kmqpy.errors import ConfigError
 from kmqpy.queue import storage_for
 from kmqpy.storages.sql.mariadb import MariaDb
-from kmqpy.storages.sql.over_pymysql import OverPyMySql
 from kmqpy.storages.sql.postgresql import PostgreSql
+from kmqpy.storages.sql.sqlite import Sqlite
+from kmqpy.storages.sql.statements import Names
 
 
 @pytest.fixture
@@ -64,6 +69,32 @@ def test_a_table_that_a_crash_empties_is_not_durable(place: Place) -> None:
         assert storage.capabilities.lossy_setting == f"{place.prefix}messages=UNLOGGED"
 
 
+@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
+def test_a_table_of_another_engine_is_not_durable(place: Place) -> None:
+    storage_for(place.url).close()
+    place.execute(f"ALTER TABLE {place.prefix}messages ENGINE = Aria")
+    with storage_for(place.url) as storage:
+        assert storage.capabilities.lossy_setting == f"{place.prefix}messages=ARIA"
+
+
+def test_a_file_in_memory_or_with_a_journal_that_may_come_back_is_not_durable(tmp_path: Path) -> None:
+    file = tmp_path / "queues.db"
+    with sqlite3.connect(file) as others:
+        assert Sqlite.lossy_setting(Sqlite.__new__(Sqlite), others.cursor()) == "journal_mode=delete"
+    others.close()
+    memory = Path("/dev/shm")
+    if f" {memory} " not in Path("/proc/self/mountinfo").read_text():
+        pytest.skip("no file system in memory")
+    with (
+        tempfile.TemporaryDirectory(dir=memory) as folder,
+        storage_for(f"sqlite:///{folder}/queues.db") as storage,
+    ):
+        assert storage.capabilities.lossy_setting == "filesystem=tmpfs"
+
+
+MARIADB = MariaDb(sqlalchemy.make_url("mariadb://nowhere"), Names())
+
+
 class Answers:
     """A cursor on a server with these variables."""
 
@@ -91,7 +122,7 @@ class Answers:
     ],
 )
 def test_which_settings_of_mariadb_and_mysql_count(variables: dict[str, str], said: str) -> None:
-    assert OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(**variables)) == said
+    assert MARIADB.lossy_setting(Answers(**variables)) == said
 
 
 def test_what_postgresql_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +135,4 @@ def test_what_postgresql_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatc
 
 def test_a_node_of_a_galera_cluster_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Galera cluster.* use a server outside"):
-        OverPyMySql.lossy_setting(MariaDb.__new__(MariaDb), Answers(wsrep_on="ON"))
+        MARIADB.lossy_setting(Answers(wsrep_on="ON"))

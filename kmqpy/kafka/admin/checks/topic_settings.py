@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kmqpy.kafka.admin.checks.advice import config_number, create_command, has_client_timestamps, set_advice
 from kmqpy.kafka.admin.facts import Facts, Faults
-from kmqpy.kafka.admin.findings import Kind, Severity
+from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.topic_names import dead_letter_queue
-from kmqpy.kafka.topics import dead_letter_limit
+from kmqpy.kafka.topics import TopicInfo, dead_letter_limit
+
+OF_KAFKA = ("__transaction_state", "__consumer_offsets")
+"""Kafka's own topics, without which nothing is redelivered, and clients lose how far they were."""
+
+
+def check_topics_of_kafka(topics: Iterable[TopicInfo], brokers: int) -> list[Finding]:
+    """Find among OF_KAFKA and kmq.queues topics that one of several brokers can take with it."""
+    found = []
+    for topic in topics:
+        faults = [*_can_lose_what_is_confirmed(topic)]
+        if topic.replication == 1 < brokers:
+            what = f"{topic.name} has one replica only: while its broker is away, queues stand still"
+            to_do = f"move its partitions with Kafka's tools to {min(3, brokers)} brokers each"
+            faults.append((Severity.WARNING, Kind.ONE_REPLICA, what, to_do))
+        found += [Finding(severity, topic.name, kind, what, to_do) for severity, kind, what, to_do in faults]
+    return found
+
+
+def _can_lose_what_is_confirmed(topic: TopicInfo) -> Faults:
+    name = topic.name
+    if topic.config.get("unclean.leader.election.enable") == "true":
+        what = f"{name} allows unclean leader elections: confirmed messages can be lost"
+        to_do = set_advice("unclean.leader.election.enable", "false", name)
+        yield Severity.WARNING, Kind.UNCLEAN_ELECTION, what, to_do
+    in_sync = config_number(topic, "min.insync.replicas")
+    if topic.replication > 1 and in_sync is not None and in_sync < 2:
+        what = f"{name} has min.insync.replicas={in_sync}: a message can be confirmed by one broker only"
+        to_do = set_advice("min.insync.replicas", 2, name)
+        yield Severity.WARNING, Kind.TOO_FEW_IN_SYNC, what, to_do
 
 
 def check_topic_settings(facts: Facts) -> Faults:
@@ -22,15 +53,16 @@ def check_topic_settings(facts: Facts) -> Faults:
             what = f"{name} has the clients' timestamps (CreateTime): a wrong clock there moves all leases"
             to_do = set_advice("message.timestamp.type", "LogAppendTime", name)
             yield Severity.WARNING, Kind.CLIENT_TIMESTAMPS, what, to_do
-        if config.get("unclean.leader.election.enable") == "true":
-            what = f"{name} allows unclean leader elections: confirmed messages can be lost"
-            to_do = set_advice("unclean.leader.election.enable", "false", name)
-            yield Severity.WARNING, Kind.UNCLEAN_ELECTION, what, to_do
+        yield from _can_lose_what_is_confirmed(topic)
+        if topic.behind:
+            partitions = ", ".join(map(str, topic.behind))
+            what = f"{name}, partition {partitions}: a replica is not in sync"
+            to_do = (
+                "start its broker; if it runs, its log says why: it may have given the partition up, "
+                'see docs/operations.md, "Damaged logs"'
+            )
+            yield Severity.WARNING, Kind.OUT_OF_SYNC, what, to_do
         in_sync = config_number(topic, "min.insync.replicas")
-        if topic.replication > 1 and in_sync is not None and in_sync < 2:
-            what = f"{name} has min.insync.replicas={in_sync}: a message can be confirmed by one broker only"
-            to_do = set_advice("min.insync.replicas", 2, name)
-            yield Severity.WARNING, Kind.TOO_FEW_IN_SYNC, what, to_do
         if in_sync is not None and in_sync > topic.replication:
             what = (
                 f"{name} has min.insync.replicas={in_sync} and {topic.replication} replicas: nothing is sent"
