@@ -50,6 +50,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--sqs --messages 20000" the same with clients of SQS, and tasks of Celery with an ETA
   make chaos ARGS="--celery --messages 2000" the same with workers of Celery, about 3 minutes
   make chaos ARGS="--groups redis"         takers and the server are killed; order="group", about 5 minutes
+  make chaos ARGS="--groups redis --unique" the same of unique jobs, whose dead letters hold their groups
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -98,6 +99,7 @@ def main() -> None:
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
 @click.option("--groups", type=click.Choice(WITH_GROUPS), help="Kill takers, and this server, instead.")
 @click.option("--messages", type=click.IntRange(1), default=100_000, help="With the last four.")
+@click.option("--unique", is_flag=True, help="With --groups: of unique jobs, whose dead letters hold groups.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option("--lanes", is_flag=True, help="The queue has a retry lane and priorities.")
 @click.option(
@@ -121,6 +123,7 @@ def run(
     celery: bool,
     groups: str | None,
     messages: int,
+    unique: bool,
     no_late_acks: bool,
     lanes: bool,
     control: str | None,
@@ -140,7 +143,7 @@ def run(
         elif celery:
             problems = kill_workers(messages, _seed(seed), out, _tell)
         elif groups:
-            problems = kill_takers(groups, messages, _seed(seed), out, _tell)
+            problems = kill_takers(groups, messages, _seed(seed), out, _tell, is_unique=unique)
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:
