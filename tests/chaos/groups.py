@@ -74,7 +74,7 @@ def _send(queue: Queue, notes: _Notes, plan: Plan, sender: int, *, is_unique: bo
             OutgoingMessage(name, group=f"g{group}", dedup_id=name if is_unique else None)
             for name, (group, _) in zip(names, some, strict=True)
         ]
-        for kind in ("sent", *itertools.repeat("again")):
+        for kind in itertools.chain(["sent"], itertools.repeat("again")):
             with suppress(Unavailable):  # nobody knows then whether they are sent
                 queue.send_many(given)
                 notes.add(kind, "-", *names)
