@@ -76,9 +76,9 @@ class _Limits:
     def of(cls, settings: StoredQueueSettings) -> _Limits:
         return cls(settings.fair, settings.by_noise, settings.max_in_flight_per_group or INT64_MAX)
 
-    def rank(self, taken: int) -> int:
+    def rank(self, taken: int, more: int = 0) -> int:
         if self.by_noise:
-            return min(noise(taken, self.in_flight), _MAX_RANK)
+            return min(noise(taken, self.in_flight + more), _MAX_RANK)
         return min(taken, _MAX_RANK) if self.is_fair else 0
 
     def given(
@@ -250,7 +250,7 @@ def _chosen(
             if group in followers:
                 place = followers[group][0][1] if followers[group] else None
             if place is not None and taken[group] < limits.most:
-                heappush(waiting, (limits.rank(taken[group]), place, 0, group))
+                heappush(waiting, (limits.rank(taken[group], len(chosen)), place, 0, group))
     following = {}
     for group, count in taken.items():
         if count > groups[group].taken and count < limits.most:
@@ -258,7 +258,7 @@ def _chosen(
             if group in followers:
                 next_id = followers[group][0][0] if followers[group] else None
             if next_id is not None:
-                following[next_id] = limits.rank(count)
+                following[next_id] = limits.rank(count, len(chosen))
     return chosen, following
 
 
