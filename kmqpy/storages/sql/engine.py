@@ -427,9 +427,8 @@ class SqlEngine:
             return picked
 
         found = self._run(pick, several=is_several)
-        if found.rows and is_several and self._dialect.name == "postgresql":
-            # take_turn put off the sync. A lock is a write, whose sync includes earlier ones.
-            self._run(lambda cursor: cursor.execute(self._sql["lock_queue"], parameters))
+        if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
+            self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
         return found
 
     def _change(

@@ -281,7 +281,8 @@ ON CONFLICT (name) DO NOTHING""",
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE_ROW}""",
     # Puts of others go on beside it: their lock is KEY SHARE. The next taker does not wait for the sync of
-    # this transaction, which SqlEngine makes up for.
+    # this transaction, which `sync` makes up for: a lock is a write, whose sync includes earlier ones.
+    "sync": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
     "take_turn": f"SELECT {_NO_SYNC} FROM {{queues}} WHERE id = :queue FOR NO KEY UPDATE",
     "take_turn_settings": f"SELECT settings, {_NO_SYNC} FROM {{queues}} WHERE id = :queue FOR NO KEY UPDATE",
     "pick": f"SELECT {COLUMNS}, digest {_NEXT_READY} FOR UPDATE SKIP LOCKED",
