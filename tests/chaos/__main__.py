@@ -80,7 +80,11 @@ def main() -> None:
     flag_value="late",
     help="100,000 acks up to 5 s after the lease, in about 10 minutes.",
 )
-@click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(1),
+    help="Scale faults and messages to so much load; with --groups: end then.",
+)
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option(
@@ -143,7 +147,9 @@ def run(
         elif celery:
             problems = kill_workers(messages, _seed(seed), out, _tell)
         elif groups:
-            problems = kill_takers(groups, messages, _seed(seed), out, _tell, is_unique=unique)
+            problems = kill_takers(
+                groups, messages, _seed(seed), out, _tell, is_unique=unique, seconds=minutes and minutes * 60
+            )
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from kmqpy.core.clock import wait_until
@@ -222,8 +222,8 @@ def _ends_s(batch: str) -> float:
     return float(batch.partition("@")[2])
 
 
-def judged(folder: Path, plan: Plan) -> Judge:
-    """What the journals in a folder say."""
+def judged(folder: Path, plan: Plan, left: int = 0) -> Judge:
+    """What the journals in a folder say, when so many messages are left in the queue."""
     sent = bytearray(plan.groups * plan.per_group)
     repeated: dict[str, float] = {}
     for path in folder.glob("sender-*.txt"):
@@ -240,8 +240,8 @@ def judged(folder: Path, plan: Plan) -> Judge:
             judge.read(line)
     judge.counts["sent"] = sum(sent)
     lost = [at for at, there in enumerate(sent) if there and not judge.is_over(*divmod(at, plan.per_group))]
-    judge.counts["lost"] = len(lost)
-    if lost:
+    judge.counts["lost"] = max(0, len(lost) - left)
+    if judge.counts["lost"]:
         judge.problems.append(f"lost: {[':'.join(map(str, divmod(at, plan.per_group))) for at in lost[:10]]}")
     return judge
 
@@ -250,20 +250,28 @@ def judged(folder: Path, plan: Plan) -> Judge:
 
 
 def run(
-    storage: str, count: int, seed: int, out: Path, tell: Callable[[str], None], *, is_unique: bool = False
+    storage: str,
+    count: int,
+    seed: int,
+    out: Path,
+    tell: Callable[[str], None],
+    **how: Any,
 ) -> list[str]:
-    """Send `count` messages of 10,000 groups (or fewer) to a storage; returns what was wrong."""
+    """Send `count` messages of 10,000 groups (or fewer) to a storage; returns what was wrong.
+
+    seconds  it ends after this time, whatever is left in the queue then; None: when nothing is
+    """
     if storage == "sqlite":
         for old in out.glob("chaos.db*"):
             old.unlink()
-        return run_on(f"sqlite:///{out}/chaos.db", None, count, seed, out, tell, is_unique=is_unique)
+        return run_on(f"sqlite:///{out}/chaos.db", None, count, seed, out, tell, **how)
     with Databases(storage) as databases:
 
         def restart() -> None:
             databases.server(storage).kill()
             databases.server(storage).start(600)  # Redis reads all that it has written
 
-        return run_on(databases.urls[storage], restart, count, seed, out, tell, is_unique=is_unique)
+        return run_on(databases.urls[storage], restart, count, seed, out, tell, **how)
 
 
 def run_on(
@@ -275,6 +283,7 @@ def run_on(
     tell: Callable[[str], None],
     pause_s: float = 6.0,
     *,
+    seconds: float | None = None,
     is_unique: bool = False,
 ) -> list[str]:
     """The same on a storage that runs already; `restart` kills its server and starts it again."""
@@ -312,6 +321,8 @@ def run_on(
                     kills["dead letters"] += 1
                 elif is_over:
                     break
+                if seconds is not None and time.monotonic() - began_s > seconds:
+                    break
                 if time.monotonic() - told_s > 30:
                     told_s = time.monotonic()
                     tell(f"{told_s - began_s:.0f} s; {queue.size():,} wait; killed {dict(kills)}")
@@ -329,9 +340,12 @@ def run_on(
             for process in running.values():
                 process.kill()
                 process.wait()
-        judge = judged(out, plan)
-        dead = own.describe(_QUEUE).dead
-    tell(f"{took_s:.0f} s; killed {dict(kills)}; {dict(judge.counts)}; {dead} dead letters")
+        found = own.describe(_QUEUE)
+        left = found.ready + found.delayed + found.in_flight + (found.dead if is_unique else 0)
+        judge = judged(out, plan, left)
+    tell(
+        f"{took_s:.0f} s; killed {dict(kills)}; {dict(judge.counts)}; {found.dead} dead letters; {left} left"
+    )
     return judge.problems
 
 
