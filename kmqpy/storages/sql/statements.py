@@ -263,6 +263,14 @@ CROSS JOIN (
     ORDER BY number
 ) AS new
 RETURNING id"""
+# Of a key that was used before, not even the message is put: put_unique() knows more.
+_CLAIM = """WITH claimed AS (
+    INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
+    SELECT id, :new_key, nextval('{numbers}'), {now} + :window_ms
+    FROM {queues} WHERE id = :queue FOR KEY SHARE
+    ON CONFLICT (queue, dedup_key) DO NOTHING RETURNING message
+)
+"""
 _NO_SYNC = "set_config('synchronous_commit', 'off', true)"
 _POSTGRESQL = {
     "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
@@ -274,6 +282,10 @@ ON CONFLICT (name) DO NOTHING""",
     "put_numbered": _PUT.replace("nextval('{numbers}') AS id, given.*", "given.*")
     .replace("unnest(", "unnest(CAST(:ids AS bigint[]),")
     .replace("AS given(", "AS given(id,"),
+    "put_new": _CLAIM
+    + _PUT.replace("nextval('{numbers}') AS id", "(SELECT message FROM claimed) AS id").replace(
+        "FROM (SELECT", "FROM claimed CROSS JOIN (SELECT"
+    ),
     "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {COLUMNS}""",
