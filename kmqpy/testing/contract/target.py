@@ -37,6 +37,7 @@ ALIKE = (
     "a\x01",
     "x" * 200,
     "x" * 199,
+    "\U0001f600" * 200,
 )
 """Ids that a collation, a normal form or a column that is too short would take for one another."""
 _CHECK_INTERVAL_S = 0.25
