@@ -33,6 +33,7 @@ from kmqpy.storages.sql.groups import (
     held_groups,
     look_grouped,
     pass_time_grouped,
+    stranded_groups,
     take_grouped,
 )
 from kmqpy.storages.sql.schema import Schema
@@ -433,7 +434,17 @@ class SqlEngine:
         found = self._run(pick, several=is_several)
         if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
             self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
+        if found.waiting and "stranded" in self._sql:
+            self._show_stranded(queue, found.waiting)
         return found
+
+    def _show_stranded(self, queue: QueueRow, groups: Sequence[int]) -> None:
+        """Let those of these groups go on of which all rows wait."""
+        parameters = self._parameters(queue)
+        found = self._run(lambda cursor: stranded_groups(self._dialect, cursor, groups, parameters))
+        if found:
+            self._run(lambda cursor: go_on(self._dialect, cursor, found, parameters), several=True)
+            self._arrived(queue)
 
     def _change(
         self,
