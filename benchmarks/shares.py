@@ -1,6 +1,8 @@
-"""Measures fair queues and caps beside a plain queue (`python -m benchmarks.shares --help`).
+"""Measures groups, fair queues, caps and dedup ids beside a plain queue (`benchmarks.shares --help`).
 
 throughput  messages a second of a backlog of many groups, taken and acknowledged; `ratio` to the plain queue
+deep        the same, by turns out of one backlog of which one group has nine tenths
+sends       messages a second that are sent without and with a dedup id, one by one and `batch` at once
 backlog     the same of a hundred groups, while a group at its cap has a backlog; `ratio` to that without it
 noisy       how long messages of quiet groups wait (ms, median and p99), with handlers that take some ms,
             alone and beside a group with a backlog; with a cap a taker is always free for them
@@ -9,11 +11,12 @@ Kinds of queues take turns, so that other load of the machine meets them all. No
 """
 
 import json
+import random
 import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from uuid import uuid4
 
@@ -82,17 +85,62 @@ def drained(queue: Queue, count: int, batch: int) -> float:
     return round(count / in_threads(work), 1)
 
 
-def throughput(storage: Storage, groups: int, count: int, batch: int, turns: int) -> dict[str, object]:
-    """The rates of each kind of queue."""
-    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+def throughput(
+    storage: Storage, kinds: Sequence[str], groups: int, count: int, batch: int, turns: int
+) -> dict[str, object]:
+    """The rates of these kinds of queues; the first one is what others are compared with."""
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(turns):
-        for kind, settings in KINDS.items():
-            with queue_with(storage, **settings) as queue:
+        for kind in kinds:
+            with queue_with(storage, **KINDS[kind]) as queue:
                 fill(queue, [f"g{one}" for one in range(groups)], count)
                 rates[kind].append(drained(queue, count, batch))
+    return compared(rates)
+
+
+def deep(
+    storage: Storage, kinds: Sequence[str], groups: int, depth: int, count: int, batch: int, turns: int
+) -> dict[str, object]:
+    """The rates of these kinds of queues, of each `count` messages of a backlog of `depth`."""
+    names = ["large"] * 9 * groups + [f"g{one}" for one in range(groups)]
+    random.Random(1).shuffle(names)
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with ExitStack() as queues:
+        filled = {kind: queues.enter_context(queue_with(storage, **KINDS[kind])) for kind in kinds}
+        for queue in filled.values():
+            fill(queue, names, depth)
+        for _ in range(turns):
+            for kind, queue in filled.items():
+                rates[kind].append(drained(queue, count, batch))
+    return compared(rates)
+
+
+def sends(storage: Storage, count: int, batch: int, turns: int) -> dict[str, object]:
+    """The rates of sends, without and with dedup ids, each in a queue of its own."""
+    shown: dict[str, object] = {}
+    for at_once in (1, batch):
+        rates: dict[str, list[float]] = {"without": [], "with": []}
+        for _ in range(turns):
+            for kind, found in rates.items():
+                with queue_with(storage) as queue:
+                    given = [
+                        OutgoingMessage(b"x" * 100, dedup_id=f"id {number}" if kind == "with" else None)
+                        for number in range(count if at_once > 1 else count // 10)
+                    ]
+                    began = SYSTEM_CLOCK.monotonic()
+                    for first in range(0, len(given), at_once):
+                        queue.send_many(given[first : first + at_once])
+                    found.append(len(given) / (SYSTEM_CLOCK.monotonic() - began))
+        shown[f"{at_once} at once"] = compared(rates)
+    return shown
+
+
+def compared(rates: Mapping[str, Sequence[float]]) -> dict[str, object]:
+    """The medians, and the ratio of each to the first one."""
     medians = {kind: statistics.median(found) for kind, found in rates.items()}
+    first = next(iter(medians.values()))
     return {
-        kind: {"per second": median, "ratio": round(median / medians["plain"], 2)}
+        kind: {"per second": round(median), "ratio": round(median / first, 2)}
         for kind, median in medians.items()
     }
 
@@ -149,7 +197,7 @@ def waits(storage: Storage, depth: int, settings: Mapping[str, object]) -> list[
 
 def noisy(storage: Storage, depth: int, turns: int) -> dict[str, object]:
     """What quiet messages wait in each kind of queue, alone and beside a backlog."""
-    kinds = {
+    kinds: dict[str, dict[str, object]] = {
         "plain": {},
         "fair": {"fair": True},
         "fair by noise": {"fair": True, "fair_by": "noise"},
@@ -181,8 +229,11 @@ def noisy(storage: Storage, depth: int, turns: int) -> dict[str, object]:
 @click.option("--depth", default=1_000_000, show_default=True, help="The backlog of the noisy group.")
 @click.option("--batch", default=100, show_default=True)
 @click.option("--turns", default=3, show_default=True)
-@click.option("--only", default="throughput,backlog,noisy", show_default=True)
-def main(*, names: str, groups: int, count: int, depth: int, batch: int, turns: int, only: str) -> None:
+@click.option("--only", default="throughput,deep,sends,backlog,noisy", show_default=True)
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="For throughput and deep.")
+def main(
+    *, names: str, groups: int, count: int, depth: int, batch: int, turns: int, only: str, kinds: str
+) -> None:
     """Print the figures of each storage as JSON."""
     for name in names.split(","):
         with (
@@ -193,7 +244,9 @@ def main(*, names: str, groups: int, count: int, depth: int, batch: int, turns: 
             ) as storage,
         ):
             works: dict[str, Callable[[], object]] = {
-                "throughput": partial(throughput, storage, groups, count, batch, turns),
+                "throughput": partial(throughput, storage, kinds.split(","), groups, count, batch, turns),
+                "deep": partial(deep, storage, kinds.split(","), groups, depth, count, batch, turns),
+                "sends": partial(sends, storage, count, batch, turns),
                 "backlog": partial(backlog, storage, depth, count, batch, turns),
                 "noisy": partial(noisy, storage, min(depth, 100_000), turns),
             }

@@ -77,11 +77,11 @@ Rules for every engine:
    group of which least is taken, of several such groups the one with the smallest place, and of a group the
    row with the smallest place that is ready. With `fair_by` "noise", groups that are not noisy come first, by
    place, then those of which least is taken; noise() of settings.py says which are noisy, and what is taken
-   counts as of the last take or end of a row of the group. A row without a group is a group of its own.
-   extend() takes a row that is named with ANY_TAKE whatever is taken. peek() may leave out rows behind the
-   first one of a group. All rows have the priority 0. An alteration of these settings counts from the next
-   take on, also in queues that are open. Needs the capability `fair`; a queue has shares from its creation
-   on, or never.
+   counts as of the last take or end of a row of the group, or of later. A row without a group is a group of
+   its own. extend() takes a row that is named with ANY_TAKE whatever is taken. peek() may leave out rows
+   behind the first one of a group. All rows have the priority 0. An alteration of these settings counts from
+   the next take on, also in queues that are open. Needs the capability `fair`; a queue has shares from its
+   creation on, or never.
 """
 
 from __future__ import annotations

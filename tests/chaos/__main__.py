@@ -50,6 +50,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--sqs"                  clients of SQS, tasks of Celery with an ETA, about 2 minutes
   make chaos ARGS="--celery"               workers of Celery, about 3 minutes
   make chaos ARGS="--groups redis"         takers and the server are killed; order="group", about 5 minutes
+  make chaos ARGS="--groups redis --unique" the same of unique jobs, whose dead letters hold their groups
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -79,7 +80,11 @@ def main() -> None:
     flag_value="late",
     help="100,000 acks up to 5 s after the lease, in about 10 minutes.",
 )
-@click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(1),
+    help="Scale faults and messages to so much load; with --groups: end then.",
+)
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option(
@@ -100,6 +105,7 @@ def main() -> None:
 @click.option("--celery", is_flag=True, help="Kill gateways, and a worker of Celery, instead.")
 @click.option("--groups", type=click.Choice(WITH_GROUPS), help="Kill takers, and this server, instead.")
 @click.option("--messages", type=click.IntRange(1), help="With the last four; each has a default of its own.")
+@click.option("--unique", is_flag=True, help="With --groups: of unique jobs, whose dead letters hold groups.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option("--lanes", is_flag=True, help="The queue has a retry lane and priorities.")
 @click.option(
@@ -123,6 +129,7 @@ def run(
     celery: bool,
     groups: str | None,
     messages: int | None,
+    unique: bool,
     no_late_acks: bool,
     lanes: bool,
     control: str | None,
@@ -142,7 +149,15 @@ def run(
         elif celery:
             problems = kill_workers(messages or 2_000, _seed(seed), out, _tell)
         elif groups:
-            problems = kill_takers(groups, messages or 100_000, _seed(seed), out, _tell)
+            problems = kill_takers(
+                groups,
+                messages or 100_000,
+                _seed(seed),
+                out,
+                _tell,
+                is_unique=unique,
+                seconds=minutes and minutes * 60,
+            )
         elif cuts:
             problems = cut_logs(cuts, _seed(seed), out, _tell)
         elif power:

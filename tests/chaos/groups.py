@@ -1,8 +1,10 @@
 """Kills takers and the server while messages of many groups are sent, taken and acknowledged.
 
-Senders and takers are processes of their own; takers let some messages fail once, and bury a few. Now and
-then a taker is killed (-9) and another one started, or the server is killed and started again. Each process
-notes in a journal what it was given and what it is about to do; all journals are judged together in the end.
+Senders and takers are processes of their own; takers let some messages fail once, and bury a few. With
+`unique` jobs senders repeat what may be sent already, and dead letters hold their groups until the run has
+redriven them. Now and then a taker is killed (-9) and another one started, or the server is killed and
+started again. Each process notes in a journal what it was given and what it is about to do; all journals are
+judged together in the end.
 """
 
 import heapq
@@ -13,11 +15,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from kmqpy.core.clock import wait_until
@@ -64,16 +66,24 @@ class _Notes:
         os.write(self._file, f"{time.monotonic():.4f} {kind} {batch} {' '.join(names)}\n".encode())
 
 
-def _send(queue: Queue, notes: _Notes, plan: Plan, sender: int) -> None:
-    names = plan.names(sender)
-    while some := list(itertools.islice(names, _SENT_AT_ONCE)):
-        given = [OutgoingMessage(f"{group}:{number}", group=f"g{group}") for group, number in some]
-        with suppress(Unavailable):  # nobody knows then whether they are sent
-            queue.send_many(given)
-            notes.add("sent", "-", *(f"{group}:{number}" for group, number in some))
+def _send(queue: Queue, notes: _Notes, plan: Plan, sender: int, *, is_unique: bool) -> None:
+    numbers = plan.names(sender)
+    while some := list(itertools.islice(numbers, _SENT_AT_ONCE)):
+        names = [f"{group}:{number}" for group, number in some]
+        given = [
+            OutgoingMessage(name, group=f"g{group}", dedup_id=name if is_unique else None)
+            for name, (group, _) in zip(names, some, strict=True)
+        ]
+        for kind in itertools.chain(["sent"], itertools.repeat("again")):
+            with suppress(Unavailable):  # nobody knows then whether they are sent
+                queue.send_many(given)
+                notes.add(kind, "-", *names)
+                break
+            if not is_unique:
+                break
 
 
-def _take(queue: Queue, notes: _Notes) -> None:
+def _take(queue: Queue, notes: _Notes, *, is_held: bool) -> None:
     for number in itertools.count():
         ends_s = time.monotonic() + _LEASE_S
         with suppress(Unavailable):
@@ -81,10 +91,10 @@ def _take(queue: Queue, notes: _Notes) -> None:
             if messages:
                 batch = f"{os.getpid()}-{number}@{ends_s:.3f}"
                 notes.add("got", batch, *map(_name, messages))
-                _handle(queue, notes, batch, messages)
+                _handle(queue, notes, batch, messages, is_held=is_held)
 
 
-def _handle(queue: Queue, notes: _Notes, batch: str, messages: list[Message]) -> None:
+def _handle(queue: Queue, notes: _Notes, batch: str, messages: Sequence[Message], *, is_held: bool) -> None:
     failed: dict[str | None, list[Message]] = {}
     done: list[Message] = []
     for message in messages:
@@ -92,9 +102,9 @@ def _handle(queue: Queue, notes: _Notes, batch: str, messages: list[Message]) ->
             failed.setdefault(message.group, []).append(message)
         else:
             done.append(message)
-    bad = [one for one in done if crc32(one.body) % 1000 == 1]
+    bad = [one for one in done if crc32(one.body) % 1000 == 1 and not (is_held and random.random() < 0.5)]
     for kind, finish, some in (
-        ("ending", queue.dead_letter, bad),
+        ("back" if is_held else "ending", queue.dead_letter, bad),
         ("ending", queue.ack, [one for one in done if one not in bad]),
         ("back", queue.nack, [one for group in failed.values() for one in group]),
     ):
@@ -109,14 +119,15 @@ def _name(message: Message) -> str:
     return message.body.decode()
 
 
-def main(url: str, role: str, number: str, groups: str, per_group: str, folder: str) -> None:
+def main(url: str, role: str, number: str, groups: str, per_group: str, folder: str, kind: str) -> None:
     """One sender or taker, until it is killed or has sent everything."""
     with storage_for(url) as storage, storage.open(_QUEUE) as queue:
         notes = _Notes(Path(folder) / f"{role}-{number}.txt")
         if role == "sender":
-            _send(queue, notes, Plan(int(groups), int(per_group)), int(number))
+            plan = Plan(int(groups), int(per_group))
+            _send(queue, notes, plan, int(number), is_unique=kind == "unique")
         else:
-            _take(queue, notes)
+            _take(queue, notes, is_held=kind == "unique")
 
 
 # --- the judge ------------------------------------------------------------------------------------
@@ -126,13 +137,13 @@ def main(url: str, role: str, number: str, groups: str, per_group: str, folder: 
 class _Group:
     """What is known of a group, by number.
 
-    over     what is finished, or may be: somebody was about to finish it
+    over     what is finished, or may be, and since when: somebody was about to finish it
     sure     what was finished while its lease lasted
     open     what is in flight, with its batch
     top      the largest number that was handed out, and those that were in the same batch
     """
 
-    over: set[int] = field(default_factory=set)
+    over: dict[int, float] = field(default_factory=dict)
     sure: set[int] = field(default_factory=set)
     open: dict[int, str] = field(default_factory=dict)
     low: int = 0
@@ -144,11 +155,14 @@ class _Group:
 class Judge:
     """Reads the lines of all journals in the order of time, and finds what must not be.
 
-    sent  says of a group and a number whether the message was sent for sure
+    sent      says of a group and a number whether the message was sent for sure
+    repeated  names of messages whose send was repeated, and when that was done: if the first one was
+              finished before, this one is another
     """
 
-    def __init__(self, sent: Callable[[int, int], bool]) -> None:
+    def __init__(self, sent: Callable[[int, int], bool], repeated: Mapping[str, float] | None = None) -> None:
         self._sent = sent
+        self._repeated = repeated or {}
         self._groups: dict[int, _Group] = {}
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -167,7 +181,7 @@ class Judge:
             if found.open.get(number) == batch:
                 del found.open[number]
             if kind == "ending":
-                found.over.add(number)
+                found.over.setdefault(number, float(at_s))
             elif kind == "ended" and in_time:
                 found.sure.add(number)
 
@@ -177,7 +191,10 @@ class Judge:
                 del found.open[other]
             elif others != batch:
                 self._note("overlap", f"{group}:{number} of {batch} beside {other} of {others}")
-        if number in found.sure:
+        sent_again_s = self._repeated.get(f"{group}:{number}", 0.0)
+        if found.over.get(number, sent_again_s) < sent_again_s:
+            self.counts["sent again"] += 1
+        elif number in found.sure:
             self._note("handed out again", f"{group}:{number} of {batch}")
         elif number < found.top and number not in found.beside_top:
             self._note("inversion", f"{group}:{number} of {batch} behind {found.top}")
@@ -205,23 +222,26 @@ def _ends_s(batch: str) -> float:
     return float(batch.partition("@")[2])
 
 
-def judged(folder: Path, plan: Plan) -> Judge:
-    """What the journals in a folder say."""
+def judged(folder: Path, plan: Plan, left: int = 0) -> Judge:
+    """What the journals in a folder say, when so many messages are left in the queue."""
     sent = bytearray(plan.groups * plan.per_group)
+    repeated: dict[str, float] = {}
     for path in folder.glob("sender-*.txt"):
         with path.open() as lines:
-            for name in (name for line in lines for name in line.split()[3:]):
-                group, number = map(int, name.split(":"))
-                sent[group * plan.per_group + number] = 1
-    judge = Judge(lambda group, number: bool(sent[group * plan.per_group + number]))
+            for at_s, kind, _, *names in map(str.split, lines):
+                repeated |= dict.fromkeys(names, float(at_s)) if kind == "again" else {}
+                for name in names:
+                    group, number = map(int, name.split(":"))
+                    sent[group * plan.per_group + number] = 1
+    judge = Judge(lambda group, number: bool(sent[group * plan.per_group + number]), repeated)
     with ExitStack() as files:
         takers = [files.enter_context(path.open()) for path in folder.glob("taker-*.txt")]
         for line in heapq.merge(*takers, key=lambda line: float(line.split(" ", 1)[0])):
             judge.read(line)
     judge.counts["sent"] = sum(sent)
     lost = [at for at, there in enumerate(sent) if there and not judge.is_over(*divmod(at, plan.per_group))]
-    judge.counts["lost"] = len(lost)
-    if lost:
+    judge.counts["lost"] = max(0, len(lost) - left)
+    if judge.counts["lost"]:
         judge.problems.append(f"lost: {[':'.join(map(str, divmod(at, plan.per_group))) for at in lost[:10]]}")
     return judge
 
@@ -229,19 +249,29 @@ def judged(folder: Path, plan: Plan) -> Judge:
 # --- the run --------------------------------------------------------------------------------------
 
 
-def run(storage: str, count: int, seed: int, out: Path, tell: Callable[[str], None]) -> list[str]:
-    """Send `count` messages of 10,000 groups (or fewer) to a storage; returns what was wrong."""
+def run(
+    storage: str,
+    count: int,
+    seed: int,
+    out: Path,
+    tell: Callable[[str], None],
+    **how: Any,
+) -> list[str]:
+    """Send `count` messages of 10,000 groups (or fewer) to a storage; returns what was wrong.
+
+    seconds  it ends after this time, whatever is left in the queue then; None: when nothing is
+    """
     if storage == "sqlite":
         for old in out.glob("chaos.db*"):
             old.unlink()
-        return run_on(f"sqlite:///{out}/chaos.db", None, count, seed, out, tell)
+        return run_on(f"sqlite:///{out}/chaos.db", None, count, seed, out, tell, **how)
     with Databases(storage) as databases:
 
         def restart() -> None:
             databases.server(storage).kill()
             databases.server(storage).start(600)  # Redis reads all that it has written
 
-        return run_on(databases.urls[storage], restart, count, seed, out, tell)
+        return run_on(databases.urls[storage], restart, count, seed, out, tell, **how)
 
 
 def run_on(
@@ -252,8 +282,12 @@ def run_on(
     out: Path,
     tell: Callable[[str], None],
     pause_s: float = 6.0,
+    *,
+    seconds: float | None = None,
+    is_unique: bool = False,
 ) -> list[str]:
     """The same on a storage that runs already; `restart` kills its server and starts it again."""
+    kind = "unique" if is_unique else "plain"
     for old in (*out.glob("sender-*.txt"), *out.glob("taker-*.txt")):
         old.unlink()
     dice = random.Random(seed)
@@ -267,13 +301,14 @@ def run_on(
         role, number = name.split("-")
         if role == "taker":
             sizes[name] = _size(out, name)
-        given = [url, role, number, str(plan.groups), str(plan.per_group), str(out)]
+        given = [url, role, number, str(plan.groups), str(plan.per_group), str(out), kind]
         with (out / f"{role}.log").open("ab") as log:
             command = [sys.executable, "-m", "tests.chaos.groups", *given]
             running[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     with storage_for(url) as own:
-        own.create(_QUEUE, order="group")
+        strict = {"dedup_until": "acknowledged", "on_dead_letter": "hold"} if is_unique else {}
+        own.create(_QUEUE, order="group", **strict)
         queue = own.open(_QUEUE)
         try:
             for role, processes in (("sender", _SENDERS), ("taker", _TAKERS)):
@@ -281,7 +316,12 @@ def run_on(
                     start(f"{role}-{number}")
             began_s = told_s = time.monotonic()
             for step in itertools.count(1):
-                if _is_over(running, queue, pause_s):
+                is_over = _is_over(running, queue, pause_s)
+                if is_unique and queue.dead_letters.redrive():
+                    kills["dead letters"] += 1
+                elif is_over:
+                    break
+                if seconds is not None and time.monotonic() - began_s > seconds:
                     break
                 if time.monotonic() - told_s > 30:
                     told_s = time.monotonic()
@@ -300,9 +340,12 @@ def run_on(
             for process in running.values():
                 process.kill()
                 process.wait()
-        judge = judged(out, plan)
-        dead = own.describe(_QUEUE).dead
-    tell(f"{took_s:.0f} s; killed {dict(kills)}; {dict(judge.counts)}; {dead} dead letters")
+        found = own.describe(_QUEUE)
+        left = found.ready + found.delayed + found.in_flight + (found.dead if is_unique else 0)
+        judge = judged(out, plan, left)
+    tell(
+        f"{took_s:.0f} s; killed {dict(kills)}; {dict(judge.counts)}; {found.dead} dead letters; {left} left"
+    )
     return judge.problems
 
 

@@ -5,9 +5,9 @@ import pytest
 from .groups import Judge, run_on
 
 
-def judged(*lines: str) -> list[str]:
+def judged(*lines: str, **repeated: float) -> list[str]:
     """What the judge finds; all messages were sent, and leases end at 50 s."""
-    judge = Judge(lambda _group, _number: True)
+    judge = Judge(lambda _group, _number: True, repeated)
     for at_s, line in enumerate(lines):
         kind, batch, *names = line.split()
         judge.read(f"{at_s} {kind} {batch}@50 {' '.join(names)}")
@@ -30,11 +30,19 @@ def test_the_judge_finds_what_must_not_be(found: list[str], lines: list[str]) ->
     assert judged(*lines) == found
 
 
+@pytest.mark.parametrize(("sent_again_s", "found"), [(0.5, ["handed out again"]), (1.5, [])])
+def test_a_repeated_send_is_another_message_once_the_first_is_done(
+    sent_again_s: float, found: list[str]
+) -> None:
+    lines = ("got a 1:0", "ending a 1:0", "ended a 1:0", "got b 1:0")
+    assert judged(*lines, **{"1:0": sent_again_s}) == found
+
+
 @pytest.mark.breadth  # its takers must wait for the leases of those that were killed
 @pytest.mark.timeout(300)
-def test_killed_takers_keep_the_order_of_groups(tmp_path):
+@pytest.mark.parametrize("is_unique", [False, True])
+def test_killed_takers_keep_the_order_of_groups(tmp_path, is_unique):
     told: list[str] = []
-    assert run_on(f"sqlite:///{tmp_path}/q.db", None, 1_000, 1, tmp_path, told.append, pause_s=0.5) == [], (
-        told
-    )
+    url = f"sqlite:///{tmp_path}/q.db"
+    assert run_on(url, None, 1_000, 1, tmp_path, told.append, pause_s=0.5, is_unique=is_unique) == [], told
     assert "'lost': 0" in told[-1]

@@ -46,6 +46,7 @@ local UNSETTLED_S = 3600 -- a queue whose creator died before it was registered 
 local STATE = '>c1BI4I4I8I8I8I8B' -- status, priority, take, requeues, times, place, has a reason; then the reason
 local ANY = -1 -- as the number of a take: ANY_TAKE of engine.py
 local STATE_BYTES = 43 -- of a state without a reason
+local ENDS_AT = 27 -- in a state
 local ROW_BYTES = 16 -- of a row without key, headers and body
 local CARD_BYTES = 12 -- of a card before its state
 local DIGEST_BYTES = 16
@@ -180,7 +181,7 @@ local function announce_due(q, due)
 end
 
 local function changes()
-  return { states = {}, ready = {}, delayed = {}, leases = {}, buried = {} }
+  return { states = {}, ready = {}, delayed = {}, behind = {}, leases = {}, buried = {} }
 end
 
 local function bury_row(out, id, s, at)
@@ -203,19 +204,48 @@ local function count_down(key, group)
   if redis.call('HINCRBY', key, group, -1) <= 0 then redis.call('HDEL', key, group) end
 end
 
+-- Of each of these groups (false: none) one row more is taken, or by -1 one less.
+local function count_busy(q, groups, by)
+  local added, names, counts, free = {}, {}, {}, {}
+  for _, group in ipairs(groups) do
+    if group then
+      if not added[group] then names[#names + 1] = group end
+      added[group] = (added[group] or 0) + by
+    end
+  end
+  for i, found in ipairs(read(q.busy, names)) do
+    local count = (tonumber(found) or 0) + added[names[i]]
+    if count > 0 then
+      counts[#counts + 1] = names[i]
+      counts[#counts + 1] = text_of(count)
+    else
+      free[#free + 1] = names[i]
+    end
+  end
+  write('HSET', q.busy, counts)
+  write('HDEL', q.busy, free)
+end
+
 -- Rows leave the state that they are in; settle() looks after their groups.
 local function leave_groups(q, ids, states)
   if not q.in_groups then return end
+  local taken, waiting, ready, ready_ids, no_heads = {}, {}, {}, {}, {}
   for i, group in ipairs(groups_of(q, ids)) do
     if group then
-      local s = unpacked(states[i])
-      if s.status == 'T' then count_down(q.busy, group)
-      elseif s.status == 'W' then redis.call('ZREM', q.behind, member_of(group, s, ids[i]))
-      elseif redis.call('HGET', q.heads, group) == ids[i] then redis.call('HDEL', q.heads, group)
+      local status = string.sub(states[i], 1, 1)
+      if status == 'T' then taken[#taken + 1] = group
+      elseif status == 'W' then waiting[#waiting + 1] = member_of(group, unpacked(states[i]), ids[i])
+      else ready[#ready + 1], ready_ids[#ready + 1] = group, ids[i]
       end
       q.touched[group] = true
     end
   end
+  for i, head in ipairs(read(q.heads, ready)) do
+    if head == ready_ids[i] then no_heads[#no_heads + 1] = ready[i] end
+  end
+  count_busy(q, taken, -1)
+  write('ZREM', q.behind, waiting)
+  write('HDEL', q.heads, no_heads)
 end
 
 -- Members of those that wait in a group, in order.
@@ -230,77 +260,11 @@ end
 -- A row waits, be it for others or for a time to come (its `ends`), until settle() lets it come.
 local function wait_behind(q, out, id, s, group)
   s.status = 'W'
-  redis.call('ZADD', q.behind, 0, member_of(group, s, id))
+  table.insert(out.behind, '0')
+  table.insert(out.behind, member_of(group, s, id))
   table.insert(out.states, id)
   table.insert(out.states, packed(s))
   q.touched[group] = true
-end
-
-local function rank_of(q, group)
-  if not q.fair then return 0 end
-  local busy = tonumber(redis.call('HGET', q.busy, group)) or 0
-  if q.by_noise then
-    local is_noisy = busy >= NOISY_FROM and busy * NOISY_PART > redis.call('ZCARD', q.taken)
-    busy = is_noisy and busy - NOISY_FROM + 1 or 0
-  end
-  return math.min(busy, MAX_RANK)
-end
-
-local function show(q, group)
-  local member = behind(q, group, 1)[1]
-  while member do
-    local id = id_in(member, group)
-    local state = read_states(q, { id })[1]
-    redis.call('ZREM', q.behind, member)
-    if state then
-      local s = unpacked(state)
-      redis.call('HSET', q.heads, group, id)
-      if s.ends > q.now then
-        s.status = 'D'
-        redis.call('ZADD', q.delayed, text_of(s.ends), id)
-        announce_due(q, s.ends)
-      else
-        s.status, s.ends = 'R', 0
-        local is_first = nothing_ready(q)
-        redis.call('ZADD', q.ordered, score(s, rank_of(q, group)), id)
-        if is_first then announce_arrival(q) end
-      end
-      redis.call('HSET', q.states, id, packed(s))
-      return
-    end
-    member = behind(q, group, 1)[1]
-  end
-end
-
-local function is_free(q, group)
-  local busy = tonumber(redis.call('HGET', q.busy, group)) or 0
-  if q.shares then return not q.most or busy < q.most end
-  return busy == 0 and not (q.holds and redis.call('HEXISTS', q.held, group) == 1)
-end
-
--- Of each group that was touched, lets the first row come if one more may be in flight, and no other.
-local function settle(q)
-  if not q.in_groups then return end
-  for group in pairs(q.touched) do
-    local may_come = is_free(q, group)
-    local head = redis.call('HGET', q.heads, group)
-    local state = head and read_states(q, { head })[1]
-    if head and not state then redis.call('HDEL', q.heads, group) end
-    local first = behind(q, group, 1)[1]
-    local s = state and unpacked(state)
-    if s and (not may_come or (first and first < member_of(group, s, head))) then
-      redis.call('ZREM', s.status == 'R' and q.ordered or q.delayed, head)
-      redis.call('HDEL', q.heads, group)
-      s.status = 'W'
-      redis.call('ZADD', q.behind, 0, member_of(group, s, head))
-      redis.call('HSET', q.states, head, packed(s))
-      s = nil
-    elseif s and q.fair then
-      redis.call('ZADD', q.ordered, score(s, rank_of(q, group)), head)
-    end
-    if may_come and not s then show(q, group) end
-  end
-  q.touched = {}
 end
 
 -- The delay of the queue's retries, shortened by up to `jitter` thousandths of it.
@@ -348,6 +312,7 @@ end
 
 local function apply(q, out)
   write('HSET', q.states, out.states)
+  write('ZADD', q.behind, out.behind)
   if #out.ready > 0 then
     local is_first = nothing_ready(q)
     write('ZADD', q.ordered, out.ready)
@@ -393,6 +358,82 @@ local function apply(q, out)
   write('HDEL', q.states, gone)
 end
 
+-- in_flight: how many rows of all groups are taken
+local function rank_of(q, busy, in_flight)
+  if not q.fair then return 0 end
+  if q.by_noise then
+    local is_noisy = busy >= NOISY_FROM and busy * NOISY_PART > in_flight
+    busy = is_noisy and busy - NOISY_FROM + 1 or 0
+  end
+  return math.min(busy, MAX_RANK)
+end
+
+-- Of each group that was touched, lets the first row come if one more may be in flight, and no other.
+local function settle(q)
+  local groups = {}
+  for group in pairs(q.touched) do groups[#groups + 1] = group end
+  q.touched = {}
+  if #groups == 0 then return end
+  local busy, heads, held = read(q.busy, groups), read(q.heads, groups), q.holds and read(q.held, groups) or {}
+  local firsts, head_ids, first_ids = {}, {}, {}
+  for i, group in ipairs(groups) do
+    busy[i] = tonumber(busy[i]) or 0
+    local may_come = busy[i] == 0 and not held[i]
+    if q.shares then may_come = not q.most or busy[i] < q.most end
+    -- The first one that waits; true: none may come
+    firsts[i] = not may_come or behind(q, group, 1)[1] or false
+    head_ids[i] = heads[i] or ''
+    first_ids[i] = may_come and firsts[i] and id_in(firsts[i], group) or ''
+  end
+  local head_states, first_states = read_states(q, head_ids), read_states(q, first_ids)
+  local in_flight = q.by_noise and redis.call('ZCARD', q.taken) + q.being_taken
+  local out, hidden, hidden_delayed, no_heads, new_heads, come, again = changes(), {}, {}, {}, {}, {}, {}
+  for i, group in ipairs(groups) do
+    local head, first = heads[i], firsts[i]
+    local s = head_states[i] and unpacked(head_states[i])
+    if s and (first == true or (first and first < member_of(group, s, head))) then
+      table.insert(s.status == 'R' and hidden or hidden_delayed, head)
+      wait_behind(q, out, head, s, group)
+      s = nil
+    end
+    if s then
+      if q.fair then
+        table.insert(out.ready, score(s, rank_of(q, busy[i], in_flight)))
+        table.insert(out.ready, head)
+      end
+    else
+      if head then no_heads[#no_heads + 1] = group end
+      if first and first ~= true then
+        come[#come + 1] = first
+        local f, id = first_states[i] and unpacked(first_states[i]), first_ids[i]
+        if not f then again[group] = true -- others have removed it
+        else
+          new_heads[#new_heads + 1], new_heads[#new_heads + 2] = group, id
+          if f.ends > q.now then
+            f.status = 'D'
+            table.insert(out.delayed, text_of(f.ends))
+            table.insert(out.delayed, id)
+          else
+            f.status, f.ends = 'R', 0
+            table.insert(out.ready, score(f, rank_of(q, busy[i], in_flight)))
+            table.insert(out.ready, id)
+          end
+          table.insert(out.states, id)
+          table.insert(out.states, packed(f))
+        end
+      end
+    end
+  end
+  write('ZREM', q.ordered, hidden)
+  write('ZREM', q.delayed, hidden_delayed)
+  write('ZREM', q.behind, come)
+  write('HDEL', q.heads, no_heads)
+  write('HSET', q.heads, new_heads)
+  apply(q, out)
+  q.touched = again
+  settle(q)
+end
+
 -- Carries out what the clock has brought, up to STEP rows of each kind; true if there is more of it.
 local function pass_time(q)
   local due = redis.call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')[2]
@@ -427,10 +468,10 @@ local function pass_time(q)
       if a[2].ends ~= b[2].ends then return a[2].ends < b[2].ends end
       return a[2].place < b[2].place
     end)
-    for _, one in ipairs(rows) do
-      leave_groups(q, { one[1] }, { packed(one[2]) })
-      requeue(q, out, one[1], one[2], one[2].ends, nil, true, 'expired')
-    end
+    local ended_ids, ended_states = {}, {}
+    for i, one in ipairs(rows) do ended_ids[i], ended_states[i] = one[1], packed(one[2]) end
+    leave_groups(q, ended_ids, ended_states)
+    for _, one in ipairs(rows) do requeue(q, out, one[1], one[2], one[2].ends, nil, true, 'expired') end
     write('ZREM', q.leases, expired)
     write('ZREM', q.taken, expired)
     apply(q, out)
@@ -484,7 +525,7 @@ local function enter(key, numbers)
   end
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
   q.to_front, q.is_manual, q.at_most_once = meta[6] == '1', meta[7] == '1', meta[8] == '1'
-  q.touched = {}
+  q.touched, q.being_taken = {}, 0
   -- 1 if groups are in order, 1 if dead letters hold them, thousandths, delays, 1 if fair (2: by noise), most of a group in flight
   if meta[9] and meta[9] ~= '' then
     local in_groups, holds, jitter, retries, fair, most =
@@ -780,7 +821,7 @@ end
 function calls.put_all(q, args)
   local plain, count, rows, fresh = args[1] == '', #args - 4, {}, {}
   local groups = string.gmatch(args[3], '([^%z]*)%z')
-  local collapses, digests, twins = args[2] ~= '', {}, {}
+  local collapses, digests, twins, groups_of_ids = args[2] ~= '', {}, {}, {}
   local is_grouped = q.in_groups and args[3] ~= ''
   local out = (is_grouped or collapses or not plain) and changes()
   local options = string.gmatch(args[1], '(%d+) (%d+)')
@@ -800,7 +841,10 @@ function calls.put_all(q, args)
       twins[2 * i - 1], twins[2 * i] = '0', digest .. id
     end
     local group = is_grouped and groups()
-    if group and group ~= '' then redis.call('HSET', q.groups, id, group) end
+    if group and group ~= '' then
+      groups_of_ids[#groups_of_ids + 1] = id
+      groups_of_ids[#groups_of_ids + 1] = group
+    end
     if group and group ~= '' and not (q.shares and delay ~= '0') then
       local s = fresh_state(id, row)
       s.ends = delay == '0' and 0 or q.now + tonumber(delay)
@@ -828,6 +872,7 @@ function calls.put_all(q, args)
   write_many('HSET', 'HDEL', q.rows, rows)
   write_many('HSET', 'HDEL', q.digests, digests)
   write('ZADD', q.twins, twins)
+  write('HSET', q.groups, groups_of_ids)
   if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
   if #fresh > 0 then
     local length = write('RPUSH', q.fresh, fresh)
@@ -837,33 +882,24 @@ function calls.put_all(q, args)
   return first
 end
 
--- Rows that may be taken with the first one of their group, in order, and their states.
-local function pop_behind(q, group, count)
-  local members = behind(q, group, math.min(count, PIECE))
-  local ids, states = {}, {}
-  for i, member in ipairs(members) do ids[i] = id_in(member, group) end
-  for i, state in ipairs(read_states(q, ids)) do
-    if not state or unpacked(state).ends > q.now then return { unpack(ids, 1, i - 1) }, states end
-    states[i] = state
-    redis.call('ZREM', q.behind, members[i])
-  end
-  return ids, states
-end
-
--- As pop_ready(), but behind each row come those of its group.
+-- As pop_ready(), but behind each row come those of its group, unless they wait for a time to come.
 local function pop_groups(q, count)
-  local following, heads = {}, 0
+  local following, members, heads = {}, {}, 0
   for i, group in ipairs(groups_of(q, (first_ready(q, count)))) do
-    if count == 0 then break end
-    heads, count = i, count - 1
-    following[i] = { {}, {} }
-    if group and count > 0 then
-      following[i] = { pop_behind(q, group, count) }
-      count = count - #following[i][1]
+    if heads + #members == count then break end
+    heads, following[i] = i, { {}, {} }
+    local left = count - heads - #members
+    local found = group and left > 0 and behind(q, group, math.min(left, PIECE)) or {}
+    local ids = {}
+    for k, member in ipairs(found) do ids[k] = id_in(member, group) end
+    for k, state in ipairs(read_states(q, ids)) do
+      if not state or struct.unpack('>I8', state, ENDS_AT) > q.now then break end
+      following[i][1][k], following[i][2][k] = ids[k], state
+      members[#members + 1] = found[k]
     end
   end
+  if heads == 0 then return {}, {} end
   local ids, states = {}, {}
-  if heads == 0 then return ids, states end
   local first_ids, first_states = pop_ready(q, heads)
   for i, id in ipairs(first_ids) do
     ids[#ids + 1] = id
@@ -873,6 +909,7 @@ local function pop_groups(q, count)
       states[#ids] = following[i][2][k]
     end
   end
+  write('ZREM', q.behind, members)
   return ids, states
 end
 
@@ -890,14 +927,20 @@ function calls.take(q, args)
   while count < limit and bytes < BYTES do
     local ids, states = pop(q, math.min(piece, limit - count, before_followers(q)))
     if #ids == 0 then break end
-    for i, group in ipairs(groups_of(q, ids)) do
-      if group then
-        redis.call('HDEL', q.heads, group)
-        redis.call('HINCRBY', q.busy, group, 1)
-        q.touched[group] = true
+    if q.in_groups then
+      local groups, heads = groups_of(q, ids), {}
+      for _, group in ipairs(groups) do
+        if group then
+          heads[#heads + 1] = group
+          if q.shares then q.touched[group] = true end -- else none of it may come now
+        end
       end
+      write('HDEL', q.heads, heads)
+      count_busy(q, groups, 1)
+      q.being_taken = #ids
+      settle(q)
+      q.being_taken = 0
     end
-    if q.shares then settle(q) end
     if collapses then ids, states = collapse(q, ids, states) end
     local rows = read_rows(q, ids)
     local new_states, taken, leases, n = {}, {}, {}, 0
@@ -1004,11 +1047,8 @@ function calls.extend(q, args)
   end
   unlist(q, others, states_of_others, fresh)
   forget_digests(q, others)
-  for _, id in ipairs(others) do
-    redis.call('ZADD', q.taken, id, id)
-    local group = groups_of(q, { id })[1]
-    if group then redis.call('HINCRBY', q.busy, group, 1) end
-  end
+  for _, id in ipairs(others) do redis.call('ZADD', q.taken, id, id) end
+  count_busy(q, groups_of(q, others), 1)
   apply(q, out)
   if #out.leases > 0 then announce_due(q, ends) end
   return lost

@@ -16,6 +16,16 @@ _LEAST_WINDOW_MS = 60_000
 """Keys of messages that are unique until they are acknowledged are not looked at again for at least this."""
 
 
+def put_new(cursor: Cursor, dialect: Dialect, parameters: Parameters, row: NewRow) -> list[int]:
+    """Put a row by one statement, if its key is new; else returns no id, and put_unique() must do it.
+
+    That is left to it now and then anyway, since it removes old keys.
+    """
+    if random.random() * _CLEANED_EVERY < 1:
+        return []
+    return dialect.put(cursor, {**_keeping(parameters), "new_key": row.dedup}, [row])
+
+
 def put_unique(
     dialect: Dialect,
     cursor: Cursor,
@@ -28,8 +38,7 @@ def put_unique(
     """
     wanted = dict.fromkeys(row.dedup for row in rows if row.dedup is not None)
     until_acknowledged = bool(parameters["until_acknowledged"])
-    kept_ms = max(parameters["window_ms"], _LEAST_WINDOW_MS if until_acknowledged else 0)
-    keeping = {**parameters, "window_ms": kept_ms}
+    keeping = _keeping(parameters)
     claimed = dialect.claim_keys(cursor, keeping, [*wanted])
     if random.random() * _CLEANED_EVERY < 1:
         _clean(dialect, cursor, keeping, 2 * _CLEANED_EVERY * len(rows))
@@ -60,6 +69,11 @@ def put_unique(
     _keep(dialect, cursor, keeping, {key: ids[key] for key in fresh})
     without = iter(row_id for row, row_id in zip(new, put_ids, strict=True) if row.dedup is None)
     return [next(without) if row.dedup is None else ids[row.dedup] for row in rows]
+
+
+def _keeping(parameters: Parameters) -> dict[str, Any]:
+    least_ms = _LEAST_WINDOW_MS if parameters["until_acknowledged"] else 0
+    return {**parameters, "window_ms": max(parameters["window_ms"], least_ms)}
 
 
 def _there(dialect: Dialect, cursor: Cursor, keys: Sequence[DedupKey]) -> set[str]:

@@ -50,6 +50,7 @@ class Picked(NamedTuple):
     due_ms        when the next delay or lease ends; None: none ends, or the take has rows
     has_ready     True: the queue has ready rows that the take did not find, because other takers had locked
                   them, or because they have just become ready
+    waiting       the groups of rows that the take has let wait behind others'
     """
 
     rows: Sequence[MessageRow]
@@ -57,6 +58,7 @@ class Picked(NamedTuple):
     due_ms: int | None = None
     queue_exists: bool = True
     has_ready: bool = False
+    waiting: Sequence[int] = ()
 
     @property
     def is_due(self) -> bool:

@@ -16,7 +16,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import put_unique
+from kmqpy.storages.sql.dedup_keys import put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -33,6 +33,7 @@ from kmqpy.storages.sql.groups import (
     held_groups,
     look_grouped,
     pass_time_grouped,
+    stranded_groups,
     take_grouped,
 )
 from kmqpy.storages.sql.schema import Schema
@@ -199,7 +200,11 @@ class SqlEngine:
         if connection is not None:
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
-        ids = self._run(put, several=several, repeatable=False)
+        ids: list[int] = []
+        if is_unique and len(rows) == 1 and "put_new" in self._sql:
+            given = (self._dialect, parameters, rows[0])
+            ids = self._run(lambda cursor: put_new(cursor, *given), repeatable=False)
+        ids = ids or self._run(put, several=several, repeatable=False)
         self._arrived(queue)
         return ids
 
@@ -441,10 +446,19 @@ class SqlEngine:
             return picked
 
         found = self._run(pick, several=is_several)
-        if found.rows and is_several and self._dialect.name == "postgresql":
-            # take_turn put off the sync. A lock is a write, whose sync includes earlier ones.
-            self._run(lambda cursor: cursor.execute(self._sql["lock_queue"], parameters))
+        if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
+            self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
+        if found.waiting and "stranded" in self._sql:
+            self._show_stranded(queue, found.waiting)
         return found
+
+    def _show_stranded(self, queue: QueueRow, groups: Sequence[int]) -> None:
+        """Let those of these groups go on of which all rows wait."""
+        parameters = self._parameters(queue)
+        found = self._run(lambda cursor: stranded_groups(self._dialect, cursor, groups, parameters))
+        if found:
+            self._run(lambda cursor: go_on(self._dialect, cursor, found, parameters), several=True)
+            self._arrived(queue)
 
     def _change(
         self,

@@ -11,6 +11,9 @@ finishes that one, makes the first of those behind ready when it is gone (`first
 forgotten, and senders need no lock: of the messages of a group that are put at once the first one is ready,
 and the others wait behind it.
 
+InnoDB releases the locks of a commit one by one, so whoever finishes may pass over a message that waits
+already. There, a take that has made messages wait looks again after its commit (`stranded`).
+
 In a queue with shares (rule 13) it is the same, but that a message waits behind the first ready one of its
 group, or behind as many taken ones as the group may have. In the place of the priority there is a rank,
 another guess: how many of the group are taken. So a take finds what it should return by the order of the
@@ -153,7 +156,12 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
 _LOCK_READY = "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}"
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
+_STRANDED = """SELECT given.group_id FROM {given_groups} WHERE NOT EXISTS (
+    SELECT 1 FROM {messages} AS f WHERE f.group_id = given.group_id
+    AND (f.state IN (0, 1, 2) OR (f.state = 3 AND :holds = 1))
+)"""
 _MYSQL = {
+    "stranded": _STRANDED,
     "look_shared": _LOOK,
     # It would also lock what the subqueries look at, and who ends a message would pass that over.
     "lock_ready": _LOCK_READY,
@@ -176,6 +184,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
     "mariadb": {
+        "stranded": _STRANDED,
         "look_shared": _LOOK,
         "lock_ready": _LOCK_READY,
         "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms) VALUES {rows}

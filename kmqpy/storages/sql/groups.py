@@ -83,6 +83,7 @@ class _Take:
     closed   groups of which nothing else is taken
     waiting  ids of rows that must wait, by a row of their group that lets them go on: a witness; 0: a row of
              `chosen`
+    late     groups of rows in `waiting`, but for those behind rows of `chosen`
     unclear  groups of which another transaction has the first row
     healed   groups whose first row waits behind nothing any more: it was given back late
     """
@@ -96,6 +97,7 @@ class _Take:
     followed: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
     waiting: dict[int, list[int]] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
     unclear: set[int] = field(default_factory=set)
     healed: set[int] = field(default_factory=set)
     _stopped: dict[int, int] = field(default_factory=dict)
@@ -127,6 +129,7 @@ class _Take:
             self.unclear.add(group)
         elif witness is not None:
             self._stopped[group] = witness
+            self.late.add(group)
             self.waiting.setdefault(witness, []).append(row.id)
         elif group in self.own:
             if row.is_behind_others or self.one_per_group or group in self.closed:
@@ -195,8 +198,16 @@ def take_grouped(
     if not rows:
         now = situation(cursor, sql, parameters)
         unseen = now.has_ready and not late  # what was due may have become ready since it looked
-        return now._replace(has_ready=healed > 0 or not is_end or unseen)
-    return Picked(rows, rows[0].since_ms)
+        return now._replace(has_ready=healed > 0 or not is_end or unseen, waiting=sorted(take.late))
+    return Picked(rows, rows[0].since_ms, waiting=sorted(take.late))
+
+
+def stranded_groups(
+    dialect: Dialect, cursor: Cursor, groups: Sequence[int], parameters: Parameters
+) -> list[int]:
+    """Those of these groups of which all rows wait, and none for another one."""
+    cursor.execute(dialect.sql["stranded"], {**parameters, **listed(dialect, groups)})
+    return [group for (group,) in cursor.fetchall()]
 
 
 def look_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[MessageRow]:

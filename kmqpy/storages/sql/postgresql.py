@@ -264,8 +264,9 @@ class PostgreSql(ServerDialect):
         bodies, keys, headers, delays, priorities, digests = _columns(rows)
         groups = [row.group for row in rows] if any(row.group for row in rows) else None
         numbers = groups and parameters["in_groups"]
+        name = "put" if ids is None else "put_numbered"
         cursor.execute(
-            self.sql["put" if ids is None else "put_numbered"],
+            self.sql["put_new" if "new_key" in parameters else name],
             {
                 **parameters,
                 "ids": ids and _array(ids),

@@ -76,9 +76,9 @@ class _Limits:
     def of(cls, settings: StoredQueueSettings) -> _Limits:
         return cls(settings.fair, settings.by_noise, settings.max_in_flight_per_group or INT64_MAX)
 
-    def rank(self, taken: int) -> int:
+    def rank(self, taken: int, more: int = 0) -> int:
         if self.by_noise:
-            return min(noise(taken, self.in_flight), _MAX_RANK)
+            return min(noise(taken, self.in_flight + more), _MAX_RANK)
         return min(taken, _MAX_RANK) if self.is_fair else 0
 
     def given(
@@ -154,15 +154,15 @@ def take_shared(
     if settings is None:
         return situation(cursor, sql, parameters)
     limits = _limits(settings[0])  # those that the queue has now, in whatever open queue they were altered
-    look, groups, limits, is_clear = _look(dialect, cursor, parameters, limits)
+    look, groups, limits, is_clear, waiting = _look(dialect, cursor, parameters, limits)
     chosen, ranks = _chosen(dialect, cursor, parameters["limit"], look.heads, groups, limits)
     rows = _take_rows(dialect, cursor, parameters, chosen, now)
     _set_ranks(dialect, cursor, ranks)
     if rows:
-        return Picked(rows, rows[0].since_ms)
+        return Picked(rows, rows[0].since_ms, waiting=waiting)
     now = situation(cursor, sql, parameters)
     unseen = now.has_ready and not late  # what was due may have become ready since it looked
-    return now._replace(has_ready=not is_clear or unseen)
+    return now._replace(has_ready=not is_clear or unseen, waiting=waiting)
 
 
 def share_on(
@@ -198,8 +198,12 @@ def _limits(settings: str) -> _Limits:
 
 def _look(
     dialect: Dialect, cursor: Cursor, parameters: Parameters, limits: _Limits
-) -> tuple[_Look, Mapping[int, _Group], _Limits, bool]:
-    """Look at ready rows until what is said of the first ones is true; also returns whether it is."""
+) -> tuple[_Look, Mapping[int, _Group], _Limits, bool, list[int]]:
+    """Look at ready rows until what is said of the first ones is true.
+
+    Also returns whether it is, and the groups of rows that were let wait.
+    """
+    waiting: set[int] = set()
     size = min(max(parameters["limit"], _FEWEST_LOOKED), _MOST_LOOKED)
     for _ in range(_LOOKS):
         cursor.execute(dialect.sql["look_shared"], {**parameters, "limit": size})
@@ -211,10 +215,11 @@ def _look(
         behind = [row_id for row_id, witness in look.waiting if witness in free]
         if behind:
             dialect.change(cursor, "wait_behind", {"ids": dialect.ids(behind)})
+            waiting |= {row.group for row in rows if row.group is not None and row.id in behind}
         if not _set_ranks(dialect, cursor, look.ranks) and not behind:
-            return look, groups, limits, True
+            return look, groups, limits, True, sorted(waiting)
         size = min(2 * size, _MOST_LOOKED)
-    return look, groups, limits, False
+    return look, groups, limits, False, sorted(waiting)
 
 
 def _chosen(
@@ -250,7 +255,7 @@ def _chosen(
             if group in followers:
                 place = followers[group][0][1] if followers[group] else None
             if place is not None and taken[group] < limits.most:
-                heappush(waiting, (limits.rank(taken[group]), place, 0, group))
+                heappush(waiting, (limits.rank(taken[group], len(chosen)), place, 0, group))
     following = {}
     for group, count in taken.items():
         if count > groups[group].taken and count < limits.most:
@@ -258,7 +263,7 @@ def _chosen(
             if group in followers:
                 next_id = followers[group][0][0] if followers[group] else None
             if next_id is not None:
-                following[next_id] = limits.rank(count)
+                following[next_id] = limits.rank(count, len(chosen))
     return chosen, following
 
 

@@ -265,6 +265,14 @@ CROSS JOIN (
     ORDER BY number
 ) AS new
 RETURNING id"""
+# Of a key that was used before, not even the message is put: put_unique() knows more.
+_CLAIM = """WITH claimed AS (
+    INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
+    SELECT id, :new_key, nextval('{numbers}'), {now} + :window_ms
+    FROM {queues} WHERE id = :queue FOR KEY SHARE
+    ON CONFLICT (queue, dedup_key) DO NOTHING RETURNING message
+)
+"""
 _NO_SYNC = "set_config('synchronous_commit', 'off', true)"
 _POSTGRESQL = {
     "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
@@ -276,6 +284,10 @@ ON CONFLICT (name) DO NOTHING""",
     "put_numbered": _PUT.replace("nextval('{numbers}') AS id, given.*", "given.*")
     .replace("unnest(", "unnest(CAST(:ids AS bigint[]),")
     .replace("AS given(", "AS given(id,"),
+    "put_new": _CLAIM
+    + _PUT.replace("nextval('{numbers}') AS id", "(SELECT message FROM claimed) AS id").replace(
+        "FROM (SELECT", "FROM claimed CROSS JOIN (SELECT"
+    ),
     "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {COLUMNS}""",
@@ -283,7 +295,8 @@ ON CONFLICT (name) DO NOTHING""",
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE_ROW}""",
     # Puts of others go on beside it: their lock is KEY SHARE. The next taker does not wait for the sync of
-    # this transaction, which SqlEngine makes up for.
+    # this transaction, which `sync` makes up for: a lock is a write, whose sync includes earlier ones.
+    "sync": "SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE",
     "take_turn": f"SELECT {_NO_SYNC} FROM {{queues}} WHERE id = :queue FOR NO KEY UPDATE",
     "take_turn_settings": f"SELECT settings, {_NO_SYNC} FROM {{queues}} WHERE id = :queue FOR NO KEY UPDATE",
     "pick": f"SELECT {COLUMNS}, digest {_NEXT_READY} FOR UPDATE SKIP LOCKED",

@@ -10,6 +10,7 @@ from kmqpy.errors import ConfigError, MessageError, NotSupported
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.target import (
+    ALIKE,
     LEASE_S,
     PAST_LEASE_S,
     MakeQueue,
@@ -55,9 +56,30 @@ def test_a_second_send_with_an_id_stores_nothing(unique: MakeQueue) -> None:
     queue.ack(take(queue, 4, lease=60), confirmed=True)
     assert queue.send("6", dedup_id="b") == other
     assert_sizes(queue, waiting=0, in_flight=0)
-    for wrong in ("", "x" * 201, "a\0", 5):
+    for wrong in ("", "x" * 201, "a\0", "\ud800", 5):
         with pytest.raises(MessageError, match="dedup_id"):
             queue.send("x", dedup_id=wrong)  # type: ignore[arg-type]
+
+
+def test_ids_that_look_alike_are_others(unique: MakeQueue) -> None:
+    queue = unique()
+    given = [OutgoingMessage("x", dedup_id=one) for one in ALIKE]
+    ids = queue.send_many(given)
+    assert len({*ids}) == len(ALIKE)
+    assert queue.send_many(given) == ids
+
+
+def test_an_id_is_known_whatever_became_of_its_message(unique: MakeQueue) -> None:
+    queue = unique()
+    ids = [queue.send(one, dedup_id=one) for one in "abc"]
+    first, second, _ = take(queue, 3, lease=60)
+    queue.ack(first, confirmed=True)
+    queue.dead_letter(second, confirmed=True)
+    assert queue.purge() == 1
+    assert [queue.send(one, dedup_id=one) for one in "abc"] == ids
+    assert queue.dead_letters.redrive() == 1
+    assert queue.send("b", dedup_id="b") == ids[1]
+    assert_sizes(queue, waiting=1, in_flight=0)
 
 
 def test_ids_are_unique_within_a_batch(unique: MakeQueue) -> None:

@@ -13,6 +13,7 @@ from kmqpy.message import Message, OutgoingMessage
 from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.group_checker import GroupChecker, Numbered
 from kmqpy.testing.contract.target import (
+    ALIKE,
     LEASE_S,
     PAST_LEASE_S,
     PATIENCE_S,
@@ -102,6 +103,16 @@ def test_messages_of_a_group_come_one_at_a_time_and_others_go_on(grouped: MakeQu
     assert _bodies(_take(queue, 9)) == ["c1"]
     queue.ack(b1, a2, confirmed=True)
     assert _bodies(_take(queue, 2)) == ["a3", "a4"]
+
+
+def test_groups_that_look_alike_wait_for_none_of_each_other(grouped: MakeQueue) -> None:
+    queue = grouped()
+    for number in "12":
+        queue.send_many([OutgoingMessage(number, group=group) for group in ALIKE])
+    found = queue.receive(99, wait=0, lease=60, one_per_group=True)
+    assert sorted((one.body, one.group) for one in found) == sorted((b"1", group) for group in ALIKE)
+    queue.ack(found, confirmed=True)
+    assert {one.group for one in _take(queue, 99)} == {*ALIKE}
 
 
 def test_a_batch_has_messages_of_a_group_in_order(grouped: MakeQueue) -> None:
@@ -250,6 +261,19 @@ def test_a_dead_letter_holds_its_group_where_that_is_asked_for(
     assert [(one.body, one.attempts) for one in again] == [(b"a2", 1), (b"a3", 1), (b"a4", 1)]
     assert queue.dead_letters.purge() == 2
     assert _bodies(_take(queue, 9)) == ["c3"]
+
+
+def test_a_dead_letter_holds_those_of_its_batch_that_come_back(grouped: MakeQueue) -> None:
+    queue = grouped(on_dead_letter="hold")
+    _send(queue, "a1", "a2", "a3", "a4")
+    a1, a2, a3 = _take(queue, 3)
+    queue.dead_letter(a1, confirmed=True)
+    queue.nack(a2, confirmed=True)
+    assert _take(queue, 9) == []
+    queue.ack(a3, confirmed=True)  # its holder may finish what it has
+    assert _take(queue, 9) == []
+    assert queue.dead_letters.redrive() == 1
+    assert _bodies(_take(queue, 9)) == ["a1", "a2", "a4"]
 
 
 def test_a_redriven_message_lets_those_before_it_go_on(grouped: MakeQueue) -> None:

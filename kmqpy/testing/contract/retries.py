@@ -81,3 +81,20 @@ def test_a_nack_with_a_delay_and_one_that_does_not_count_know_better(
     queue.nack(take_one(queue), delay=0, confirmed=True)
     queue.nack(take_one(queue), count=False, confirmed=True)
     assert take_one(queue).attempts == 2
+
+
+def test_altered_delays_count_from_the_next_failure_on(
+    kmq_target: Target, kmq_storage: Storage, make_queue: MakeQueue
+) -> None:
+    skip_without(kmq_storage.capabilities, "retry_delays")
+    skip_without(kmq_storage.capabilities, "immediate")  # where trackers hear of it
+    queue = make_queue(retry_delays=[f"{round(LEASE_S * 1000)}ms"])
+    queue.send("x")
+    queue.nack(take_one(queue), confirmed=True)
+    kmq_storage.alter(queue.name, retry_delays=["1h"])
+    kmq_target.pass_time(PAST_LEASE_S)  # it waits no longer than was said when it failed
+    with kmq_storage.open(queue.name) as altered:
+        altered.nack(take_one(altered), confirmed=True)
+        kmq_target.pass_time(PAST_LEASE_S)
+        assert altered.receive(wait=0) == []
+        assert altered.size() == 1

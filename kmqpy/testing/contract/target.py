@@ -22,6 +22,24 @@ PAST_LEASE_S = 1.3
 """Seconds that a test lets pass so that a lease of LEASE_S is over, also on a slow machine."""
 PATIENCE_S = 60.0
 """Seconds that a test waits for an expected message or state before the test fails."""
+ALIKE = (
+    "a",
+    "A",
+    "a ",
+    " a",
+    "\xe4",
+    "a\u0308",
+    "ss",
+    "\xdf",
+    "\uff41",
+    "1",
+    "01",
+    "a\x01",
+    "x" * 200,
+    "x" * 199,
+    "\U0001f600" * 200,
+)
+"""Ids that a collation, a normal form or a column that is too short would take for one another."""
 _CHECK_INTERVAL_S = 0.25
 """Seconds between two checks of assert_becomes()."""
 

@@ -12,9 +12,10 @@ from kmqpy.dev import Databases
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import MessageError
 from kmqpy.queue.canonical import body_digest
+from kmqpy.storages import settings as stored_settings
 from kmqpy.storages.engine import ANY_TAKE, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
-from kmqpy.storages.redis import engine
+from kmqpy.storages.redis import engine, server
 from kmqpy.testing import ManualClock
 
 
@@ -147,7 +148,20 @@ def ids_by_place(admin, key):
     return found
 
 
-@pytest.mark.parametrize("seed", range(28))
+@pytest.fixture
+def few_are_noise(monkeypatch):
+    """A group is noisy with three messages in flight that are more than half of all."""
+    name, code = server._library()
+    changed = code.replace("NOISY_FROM, NOISY_PART = 30, 10", "NOISY_FROM, NOISY_PART = 3, 2")
+    assert changed != code
+    found = (f"{name}_few", changed.replace(name, f"{name}_few"))
+    monkeypatch.setattr(server, "_library", lambda: found)
+    monkeypatch.setattr(stored_settings, "NOISY_FROM", 3)
+    monkeypatch.setattr(stored_settings, "NOISY_PART", 2)
+
+
+@pytest.mark.usefixtures("few_are_noise")
+@pytest.mark.parametrize("seed", range(34))
 def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, seed):
     some = random.Random(seed)
     settings = {
@@ -157,7 +171,10 @@ def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, s
         "delivery": "at-least-once" if some.random() < 0.7 else "at-most-once",
         "collapse": some.random() < 0.5,
     }
-    if seed >= 24:
+    if seed >= 28:
+        settings |= {"delivery": "at-least-once", "collapse": False, "fair": True, "fair_by": "noise"}
+        settings["max_in_flight_per_group"] = some.choice([None, 5])
+    elif seed >= 24:
         settings |= {"delivery": "at-least-once", "collapse": False, "order": "group"}
     elif seed >= 16:
         settings |= {"delivery": "at-least-once", "collapse": False, "fair": some.random() < 0.6}

@@ -13,6 +13,7 @@ from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, storage_for
 from kmqpy.storages.sql import groups, shares
 from kmqpy.storages.sql.dialect import Picked, situation
+from kmqpy.storages.sql.engine import SqlEngine
 
 
 @pytest.fixture
@@ -103,6 +104,29 @@ def test_a_take_finds_what_another_taker_has_just_made_ready(
         for module in (groups, shares):
             monkeypatch.setattr(module, "situation", later)
         assert taken(queue) == ["late"]
+
+
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
+def test_what_waits_when_the_others_have_ended_unseen_comes(
+    place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    if place.name not in ("mariadb", "mysql"):
+        pytest.skip("who ends a message sees all that waits for it")
+    with storage_for(place.url) as storage:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        queue.send("1", group="a")
+        (first,) = queue.receive(1, lease=60)
+        queue.send("2", group="a")
+        show = SqlEngine._show_stranded
+
+        def later(*arguments: Any) -> None:  # a lock of a commit was not released yet, and was skipped
+            place.execute(f"DELETE FROM {place.names.tables['messages']} WHERE id = {first.id}")
+            show(*arguments)
+
+        monkeypatch.setattr(SqlEngine, "_show_stranded", later)
+        assert queue.receive(1, wait=0) == []
+        assert [one.body for one in queue.receive(1, wait=0)] == [b"2"]
 
 
 def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:

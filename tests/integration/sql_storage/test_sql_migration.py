@@ -6,13 +6,17 @@ The folders version_… have the statements that made them, as `kmq sql schema` 
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import sqlalchemy
 from sql_support import Place
 
+from kmqpy.core.clock import wait_until
 from kmqpy.errors import ConfigError
 from kmqpy.queue import parse_url, storage_for
 from kmqpy.storages.sql.connections import Connections
@@ -155,6 +159,51 @@ def test_a_program_of_an_older_version_goes_on_and_can_not_open_it_again(old: Pl
             Schema(connections, old.names, version=1, steps={}).prepare()
     finally:
         connections.close()
+
+
+def take_as_before(place: Place, found: list[int], is_over: Event) -> None:
+    """Take and finish ready messages one by one, by statements that know no later columns."""
+    messages = f"{place.prefix}messages"
+    first = f"SELECT min(id) FROM {messages} WHERE queue = {QUEUE_ID} AND state = 0"
+    while True:
+        with suppress(sqlalchemy.exc.OperationalError):  # locked, or altered meanwhile: nothing was done
+            was_over = is_over.is_set()
+            ((row_id,),) = place.execute(first)
+            if row_id is None and was_over:
+                return
+            with place.application.begin() as connection:
+                taken = (
+                    f"UPDATE {messages} SET state = 2, take = take + 1 WHERE id = {row_id or 0} AND state = 0"
+                )
+                is_mine = connection.exec_driver_sql(taken).rowcount == 1
+                if is_mine:
+                    connection.exec_driver_sql(f"DELETE FROM {messages} WHERE id = {row_id} AND state = 2")
+            if row_id is not None and is_mine:
+                found.append(row_id)
+
+
+def test_it_is_migrated_while_takers_go_on(old: Place) -> None:
+    numbers = [*range(50, 90)]
+    old.execute(*(insert(old, number, f"{number}", 0) for number in numbers[:30]))
+    is_over = Event()
+    found: list[list[int]] = [[], []]
+    with ThreadPoolExecutor(2) as takers:
+        ends = [takers.submit(take_as_before, old, own, is_over) for own in found]
+        try:
+            assert wait_until(lambda: all(found), 60)
+            with storage_for(old.url) as storage:
+                assert version(old) == str(SCHEMA_VERSION)
+                for number in numbers[30:]:
+                    old.execute(insert(old, number, f"{number}", 0))
+                assert storage.open("q").send("new") not in map(str, numbers)
+        finally:
+            is_over.set()
+        for one in ends:
+            one.result(60)
+    taken = sorted(one for own in found for one in own)
+    assert taken[:-1] == [1, 2, *numbers]  # and the new one
+    with storage_for(old.url) as storage:
+        assert storage.open("q").size() == 1  # the delayed one
 
 
 def test_a_migration_of_mariadb_that_was_interrupted_goes_on(old: Place) -> None:
