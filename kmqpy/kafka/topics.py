@@ -58,7 +58,15 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as Kafka describes it; `config` holds all its settings, or none if they were not asked for."""
+    """A topic as Kafka describes it.
+
+    Attributes:
+        name: Its name.
+        topic_id: Distinguishes it from earlier and later topics of the name.
+        partitions: How many.
+        replication: Replicas of each partition.
+        config: All its settings, or none if they were not asked for.
+    """
 
     name: str
     topic_id: str
