@@ -45,7 +45,15 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
     `delivery="at-most-once"` can't be opened: they need the message itself to put it back. `receipt()` is
     a request. A look shows at most 10,000 messages, or 16 MiB of bodies.
 
-    Raises ConfigError, MissingExtra without msgspec, Unavailable, AccessDenied.
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
+
+    Raises:
+        ConfigError: An argument or setting is invalid.
+        MissingExtra: A package is missing; the text says how to install it.
+        Unavailable: The storage does not answer.
+        AccessDenied: The server refuses the login, or the operation.
     """
     secure = url.scheme == "https"
     found = url.scheme == "http+zk"

@@ -31,7 +31,14 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     max_packet_bytes  the servers' jute.maxbuffer, if it is not ZooKeeper's default: the largest request
     scheme, tls, ca, certificate, key  fields of ZooKeeperSecurity; the url holds user and password
 
-    Raises ConfigError, Unavailable, AccessDenied.
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
+
+    Raises:
+        ConfigError: An argument or setting is invalid.
+        Unavailable: The storage does not answer.
+        AccessDenied: The server refuses the login, or the operation.
     """
     from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
     from kmqpy.storages.zookeeper.znodes import Znodes
