@@ -16,11 +16,21 @@ class Telemetry:
     """Receives events and ignores them; a subclass overrides the methods of the events that it reports."""
 
     def sending(self, queue: str, headers: Headers) -> AbstractContextManager[Headers]:
-        """Wraps the send of one message; yields the headers to send with the message."""
+        """Wraps the send of one message; yields the headers to send with the message.
+
+        Args:
+            queue: The queue's name.
+            headers: Those of the message.
+        """
         return nullcontext(headers)
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
-        """A client received these messages, and hands them to its caller."""
+        """A client received these messages, and hands them to its caller.
+
+        Args:
+            queue: The queue's name.
+            messages: At least one.
+        """
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter, or one of these.
@@ -39,27 +49,62 @@ class Telemetry:
                           without handing it out
         late-postpone     the earlier consumer asked for a lease or a delay that is not over; the client gave
                           the copy back for the rest of that time, without handing it out
+
+        Args:
+            queue: The queue's name.
+            op: What was done.
+            count: With how many messages.
         """
 
     def processing(self, message: Message) -> AbstractContextManager[None]:
-        """Wraps the handler of a worker while it handles one message."""
+        """Wraps the handler of a worker while it handles one message.
+
+        Args:
+            message: The message.
+        """
         return nullcontext()
 
     def failed(self, queue: str, what: str, count: int = 1) -> None:
-        """There were `count` failures, and kmqpy goes on; `what` names their kind, for example `commit`."""
+        """Something failed, and kmqpy goes on.
+
+        Args:
+            queue: The queue's name.
+            what: The kind of failure, for example `commit`; docs/metrics.md lists them.
+            count: How many there were.
+        """
 
     def in_flight(self, queue: str, count: int) -> None:
-        """The client or worker has `count` messages that it received and has not finished."""
+        """The client or worker has more or fewer messages that it received and has not finished.
+
+        Args:
+            queue: The queue's name.
+            count: How many now.
+        """
 
     def paused(self, queue: str, is_paused: int) -> None:
-        """The worker's breaker has opened (1, or True), or closed (0): meanwhile it handles no messages."""
+        """The worker's breaker has opened or closed: while it is open, the worker handles no messages.
+
+        Args:
+            queue: The queue's name.
+            is_paused: 1, or True: it has opened; 0: it has closed.
+        """
 
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
-        """A tracker appended a copy with these headers: a redelivery, or a dead letter (`dead_letter`)."""
+        """A tracker appended a copy: a redelivery, or a dead letter.
+
+        Args:
+            queue: The queue's name.
+            headers: Those of the copy.
+            dead_letter: Whether it is a dead letter, not a redelivery.
+        """
 
 
 class Combined(Telemetry):
-    """Passes each event on to several Telemetry objects, in the order in which they were given."""
+    """Passes each event on to several Telemetry objects.
+
+    Args:
+        parts: In the order in which they are told.
+    """
 
     def __init__(self, *parts: Telemetry) -> None:
         self._parts = parts

@@ -40,8 +40,12 @@ class TracingTelemetry(Telemetry):
                  nack(), the span is a child of the process span of the first message
     redeliver, dead-letter  of a tracker: kind PRODUCER, child of the message's send and linked to it
 
-    A process span also links to the span that was current when processing began. `system` is the value of
-    messaging.system. The spans of receive, ack, nack, dead-letter and redeliver have no duration.
+    A process span also links to the span that was current when processing began. The spans of receive, ack,
+    nack, dead-letter and redeliver have no duration.
+
+    Args:
+        tracer_provider: Default: the global one.
+        system: The value of messaging.system.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None, *, system: str = "kafka") -> None:

@@ -39,7 +39,12 @@ class MetricsTelemetry(Telemetry):
     kmq.client.in_flight                 messages in flight of the client that reported last
     kmq.worker.paused                    1 while the breaker of the worker that reported last is open
 
-    `system` is the value of messaging.system. Receiving and finishing are counted, not timed.
+    Receiving and finishing are counted, not timed.
+
+    Args:
+        meter_provider: Default: the global one.
+        system: The value of messaging.system.
+        clock: For tests.
     """
 
     def __init__(

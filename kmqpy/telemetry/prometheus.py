@@ -56,8 +56,12 @@ class PrometheusTelemetry(Telemetry):
     kmq_worker_paused       1 while the breaker of the worker that reported last is open
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`
 
-    Make one object for each registry (default: the global registry), and share it between clients. If a
+    Make one object for each registry, and share it between clients. If a
     process has several clients of one queue, kmq_client_in_flight shows only one of them.
+
+    Args:
+        registry: Where to register; default: the global registry.
+        clock: For tests.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
