@@ -377,7 +377,7 @@ class KmqClient:
             Fenced: The group goes on without this client.
             Closed: It was closed.
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "receive"), self._consumer.use() as consumer:
             try:
                 return consumer.receive(max_messages, wait=wait, lease=lease)
             except Closed:
@@ -413,7 +413,8 @@ class KmqClient:
         """
         if transaction is not None:
             raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
-        self._consumer.ack(*messages, confirmed=confirmed)
+        with self._telemetry.operating(self.name, "ack"):
+            self._consumer.ack(*messages, confirmed=confirmed)
 
     def nack(
         self,
@@ -436,7 +437,7 @@ class KmqClient:
             reason: Text that a dead letter keeps as its reason.
             confirmed: As for ack().
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "nack"), self._consumer.use() as consumer:
             consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
@@ -463,7 +464,7 @@ class KmqClient:
         Raises:
             ConfigError: For a lease below 100 ms.
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "extend"), self._consumer.use() as consumer:
             return consumer.extend(*messages, lease=lease, confirmed=confirmed)
 
     def dead_letter(
@@ -479,7 +480,7 @@ class KmqClient:
             reason: Text that a dead letter keeps as its reason.
             confirmed: As for ack().
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "dead-letter"), self._consumer.use() as consumer:
             consumer.dead_letter(*messages, reason=reason, confirmed=confirmed)
 
     def receipt(self, message_id: str) -> str:

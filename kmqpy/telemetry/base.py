@@ -6,10 +6,17 @@ The application passes an implementation as `telemetry=`: `kmqpy.telemetry.prome
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from kmqpy.message import Headers, Message
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_NOTHING = nullcontext()
+"""Shared, so that an operation costs no object where nobody measures it."""
 
 
 class Telemetry:
@@ -24,6 +31,17 @@ class Telemetry:
         """
         return nullcontext(headers)
 
+    def operating(self, queue: str, op: str) -> AbstractContextManager[None]:
+        """Wraps a call of receive(), ack(), nack(), extend() or dead_letter().
+
+        received() or finished() follows in the call, unless it raises or there was no message.
+
+        Args:
+            queue: The queue's name.
+            op: `receive`, or as for finished().
+        """
+        return _NOTHING
+
     def received(self, queue: str, messages: Sequence[Message]) -> None:
         """A client received these messages, and hands them to its caller.
 
@@ -35,20 +53,19 @@ class Telemetry:
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """A client did `op` with `count` messages: send, ack, nack, extend, dead-letter, or one of these.
 
-        collapse          in a queue with that setting, on Kafka, the client passed over messages that waited
-                          when it took an equal one
-
-        hold-back         handlers of a worker started later, because of its `rate`
+        - `collapse`: in a queue with that setting, on Kafka, the client passed over messages that waited when
+          it took an equal one
+        - `hold-back`: handlers of a worker started later, because of its `rate`
 
         A late op is about copies (a copy is the record with which a tracker redelivers a message). An earlier
         consumer acknowledged, gave back, extended or dead-lettered the message when a tracker was copying it
         already. The client that takes the copy finds this late operation, and applies it to the copy:
 
-        late-ack          the earlier consumer acknowledged the message; the client finished its copy
-        late-dead-letter  the earlier consumer asked for a dead letter; the client dead-lettered the copy
-                          without handing it out
-        late-postpone     the earlier consumer asked for a lease or a delay that is not over; the client gave
-                          the copy back for the rest of that time, without handing it out
+        - `late-ack`: the earlier consumer acknowledged the message; the client finished its copy
+        - `late-dead-letter`: the earlier consumer asked for a dead letter; the client dead-lettered the copy
+          without handing it out
+        - `late-postpone`: the earlier consumer asked for a lease or a delay that is not over; the client gave
+          the copy back for the rest of that time, without handing it out
 
         Args:
             queue: The queue's name.
@@ -117,6 +134,14 @@ class Combined(Telemetry):
                 headers = stack.enter_context(part.sending(queue, headers))
             yield headers
 
+    @contextmanager
+    def operating(self, queue: str, op: str) -> Iterator[None]:
+        """Wraps a call of receive(), ack() and so on."""
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.operating(queue, op))
+            yield
+
     def received(self, queue: str, messages: Sequence[Message]) -> None:
         """A client received these messages."""
         for part in self._parts:
@@ -154,3 +179,29 @@ class Combined(Telemetry):
         """A tracker appended a copy with these headers."""
         for part in self._parts:
             part.moved(queue, headers, dead_letter=dead_letter)
+
+
+class _Told(Protocol):
+    """A queue that reports to a Telemetry."""
+
+    _telemetry: Telemetry
+
+    @property
+    def name(self) -> str: ...
+
+
+Q = TypeVar("Q", bound=_Told)
+
+
+def operation(op: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Concatenate[Q, P], R]]:
+    """Make a method of a queue one that Telemetry.operating() wraps."""
+
+    def wrapped(method: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
+        @wraps(method)
+        def call(self: Q, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self._telemetry.operating(self.name, op):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return wrapped

@@ -20,11 +20,12 @@ _STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms", "application_name", "u
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None, *, engine: Any = None) -> StoredStorage:
     """Open the storage of a url with these settings; `rediss:` and `valkeys:` use TLS.
 
-    prefix the text with which all keys begin; default `kmq` pool_size the most connections for commands; one
-    more wakes threads that wait; default 10 timeout a failed command is repeated for up to this time, then
-    Unavailable; default 10s ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify with TLS; see Tls
-    application_name what the server calls the connections unix_socket the path of the server's socket, in
-    place of an address: `redis:///0?unix_socket=…`
+    - `prefix`: the text with which all keys begin; default `kmq`
+    - `pool_size`: the most connections for commands; one more wakes threads that wait; default 10
+    - `timeout`: a failed command is repeated for up to this time, then Unavailable; default 10s
+    - `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_verify`: with TLS; see Tls
+    - `application_name`: what the server calls the connections
+    - `unix_socket`: the path of the server's socket, in place of an address: `redis:///0?unix_socket=…`
 
     Args:
         url: What parse_url() returned.

@@ -27,9 +27,10 @@ _NOT_IN_PATHS = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
     """Open the storage of a url. The url's path is the znode above all others; default `/kmqpy`.
 
-    timeout           a failed request is repeated for up to this time, then Unavailable; default 10s
-    max_packet_bytes  the servers' jute.maxbuffer, if it is not ZooKeeper's default: the largest request
-    scheme, tls, ca, certificate, key  fields of ZooKeeperSecurity; the url holds user and password
+    - `timeout`: a failed request is repeated for up to this time, then Unavailable; default 10s
+    - `max_packet_bytes`: the servers' jute.maxbuffer, if it is not ZooKeeper's default: the largest request
+    - `scheme`, `tls`, `ca`, `certificate`, `key`: fields of ZooKeeperSecurity; the url holds user and
+      password
 
     Args:
         url: What parse_url() returned.
