@@ -89,6 +89,14 @@ class KmqClient:
     topic. If the markers topic was not recreated as well, receive() raises TopicError until somebody
     recreates it.
 
+    The options:
+
+    - `max_in_flight`: receive() waits while so many messages are taken, not finished, and within their leases
+    - `holder`: a name for this client, shown beside the messages that it has taken
+    - `instance_id`: static membership in the group: a restart within the session moves no partitions
+    - `delivery_timeout`: the longest time that sending may take, in seconds
+    - `max_message_bytes`: the largest message (key, body and headers) that send() accepts
+
     Args:
         queue: The queue's name, or QueueSettings; fields that you leave out come from the queue's stored
             settings, and fields that contradict them raise ConfigError.
@@ -96,17 +104,9 @@ class KmqClient:
         zookeeper: Where ZooKeeper is, if known. With it, `size`, `in_flight` and the like read less of the
             markers topic, and without it the whole topic.
         codec: Turns objects into bodies and back.
-        shared: For KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
-            function that the first close() calls.
-        on_close: For KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
-            function that the first close() calls.
-        options: Further ones: the arguments below, `telemetry` and `clock`.
-        max_in_flight: receive() waits while this many messages are taken, not finished, and within their
-            leases.
-        holder: A name for this client, shown beside the messages that it has taken.
-        instance_id: Static membership in the group: a restart within the session moves no partitions.
-        delivery_timeout: The longest time (seconds) that sending may take.
-        max_message_bytes: The largest message (key, body and headers) that send() accepts.
+        shared: For KafkaStorage: connections that it closes itself, used instead of `zookeeper`.
+        on_close: For KafkaStorage: called by the first close().
+        options: Those above; and `telemetry`, which is told of every event, and `clock`, for tests.
 
     Raises:
         QueueNotFound: There is no such queue.

@@ -37,8 +37,8 @@ class QueueUrl:
         address: Hosts and ports, for example `h:9092,h2:9092`: the text between the last `@` and the path.
         path: The text from the `/` after the address on.
         queue: The name of the queue; empty for the url of a storage.
-        user: The text before the last `@`, split at its first `:`; None if the url has none.
-        password: The text before the last `@`, split at its first `:`; None if the url has none.
+        user: The text before the last `@`, up to its first `:`; None if the url has none.
+        password: The rest of that text; None if the url has none.
         settings: The query parameters except `queue`; may hold secrets.
     """
 

@@ -19,17 +19,16 @@ class ZooKeeperSecurity:
     """How ZooKeeper and kmqpy prove to each other who they are; by default neither does.
 
     Args:
-        username: Kmqpy's user at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes.
-        password: Kmqpy's user at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes.
+        username: Of kmqpy at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes.
+        password: That of this user.
         scheme: How kmqpy proves to be this user: "sasl" (DIGEST-MD5; ZooKeeper checks the password; needs the
             extra kmqpy[sasl]) or "digest" (sends the password as it is, so only with TLS; ZooKeeper takes any
             password, and the ACLs of znodes decide).
         tls: Whether to encrypt; implied when `ca` or `certificate` is given.
         ca: PEM file of the authorities to trust; default: the system's.
-        certificate: PEM files of kmqpy's own certificate, where ZooKeeper wants one, and of its key (default:
-            in the same file); only this certificate's owner (and `acl`) may use znodes that kmqpy makes.
-        key: PEM files of kmqpy's own certificate, where ZooKeeper wants one, and of its key (default: in the
-            same file); only this certificate's owner (and `acl`) may use znodes that kmqpy makes.
+        certificate: PEM file of kmqpy's own certificate, where ZooKeeper wants one; only its owner (and `acl`)
+            may use znodes that kmqpy makes.
+        key: PEM file of the key of this certificate; default: the same file.
         key_password: The password of an encrypted key.
         check_hostname: Whether ZooKeeper's certificate must name the host that kmqpy connects to.
         acl: Who else may do what with znodes that kmqpy makes, as scheme:id:cdrwa, for example

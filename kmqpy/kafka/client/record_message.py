@@ -51,8 +51,8 @@ class KafkaMessage(LazyMessage):
     Attributes:
         receipt: Names the message in calls like ack(); empty for a message that peek() returned.
         topic: Where this record lies; a redelivered message is another record.
-        partition: Where this record lies; a redelivered message is another record.
-        offset: Where this record lies; a redelivered message is another record.
+        partition: Where in the topic.
+        offset: Where in the partition.
     """
 
     __slots__ = ("_context", "_record")

@@ -36,22 +36,13 @@ class QueueBuilder(QueueOptions[T]):
         final_flush_s: close() waits at most this many seconds for puts under way; 0: not at all.
         executor: Consumes the items of one listing in parallel; None: one after the other.
         thread_factory: Makes the thread that consumes.
-        min_items_before_refresh: With refresh_on_watch, the queue is listed again when its znodes have
-            changed and min_items_before_refresh items of the listing were consumed; otherwise after all
-            items.
-        refresh_on_watch: With refresh_on_watch, the queue is listed again when its znodes have changed and
-            min_items_before_refresh items of the listing were consumed; otherwise after all items.
-        order: Replace what the kind of queue does, Curator's sortChildren(), getDelay() and
-            makeRequeueItemPath(): order(names) returns the names in the order of consumption; due_ms(name)
-            when an item may be consumed, in ms since 1970 UTC; requeue_prefix(name) the beginning of the name
-            under which an item is put again, `queue-…`.
-        due_ms: Replace what the kind of queue does, Curator's sortChildren(), getDelay() and
-            makeRequeueItemPath(): order(names) returns the names in the order of consumption; due_ms(name)
-            when an item may be consumed, in ms since 1970 UTC; requeue_prefix(name) the beginning of the name
-            under which an item is put again, `queue-…`.
-        requeue_prefix: Replace what the kind of queue does, Curator's sortChildren(), getDelay() and
-            makeRequeueItemPath(): order(names) returns the names in the order of consumption; due_ms(name)
-            when an item may be consumed, in ms since 1970 UTC; requeue_prefix(name) the beginning of the name
+        min_items_before_refresh: How many items of a listing are consumed at least before the next.
+        refresh_on_watch: Whether the queue is listed again, after so many items, when its znodes have changed;
+            otherwise it is after all items.
+        order: Replaces Curator's sortChildren() of the kind of queue: order(names) returns the names in the
+            order of consumption.
+        due_ms: Replaces getDelay(): due_ms(name) returns when an item may be consumed, in ms since 1970 UTC.
+        requeue_prefix: Replaces makeRequeueItemPath(): requeue_prefix(name) returns the beginning of the name
             under which an item is put again, `queue-…`.
         max_packet_bytes: The jute.maxbuffer of the servers.
     """
