@@ -26,8 +26,8 @@ class ZooKeeperSecurity:
             password, and the ACLs of znodes decide).
         tls: Whether to encrypt; implied when `ca` or `certificate` is given.
         ca: PEM file of the authorities to trust; default: the system's.
-        certificate: PEM file of kmqpy's own certificate, where ZooKeeper wants one; only its owner (and `acl`)
-            may use znodes that kmqpy makes.
+        certificate: PEM file of kmqpy's own certificate, where ZooKeeper wants one; only its owner (and
+            `acl`) may use znodes that kmqpy makes.
         key: PEM file of the key of this certificate; default: the same file.
         key_password: The password of an encrypted key.
         check_hostname: Whether ZooKeeper's certificate must name the host that kmqpy connects to.

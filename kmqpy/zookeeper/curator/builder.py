@@ -37,8 +37,8 @@ class QueueBuilder(QueueOptions[T]):
         executor: Consumes the items of one listing in parallel; None: one after the other.
         thread_factory: Makes the thread that consumes.
         min_items_before_refresh: How many items of a listing are consumed at least before the next.
-        refresh_on_watch: Whether the queue is listed again, after so many items, when its znodes have changed;
-            otherwise it is after all items.
+        refresh_on_watch: Whether the queue is listed again, after so many items, when its znodes have
+            changed; otherwise it is after all items.
         order: Replaces Curator's sortChildren() of the kind of queue: order(names) returns the names in the
             order of consumption.
         due_ms: Replaces getDelay(): due_ms(name) returns when an item may be consumed, in ms since 1970 UTC.
