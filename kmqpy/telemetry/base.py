@@ -198,7 +198,7 @@ def operation(op: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Co
 
     def wrapped(method: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(method)
-        def call(self: Q, *args: P.args, **kwargs: P.kwargs) -> R:
+        def call(self: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
             with self._telemetry.operating(self.name, op):
                 return method(self, *args, **kwargs)
 
