@@ -1,7 +1,7 @@
 """A hook of MkDocs: adds README.md as the first page, and the files outside of docs/ that pages link to.
 
-It also keeps the columns of docstrings, and refuses pages that would fetch something from elsewhere when
-they are read.
+It also keeps the columns of docstrings, refuses pages that would fetch something from elsewhere when they are
+read, and writes llms.txt: the pages of the navigation, for programs that read the site.
 """
 
 import posixpath
@@ -11,6 +11,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +19,9 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 """The path in a link to a file: neither a URL nor an anchor of the same page."""
 _TO_ANYTHING = re.compile(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)\)")
 _FETCHED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+_nav: Navigation
+_first_sentences: dict[str, str] = {}
+"""By source of the page."""
 _WITH_COLUMNS = re.compile(r"<p>((?:[^<]|</?code>)*?(?:├──|\w {3,}\w|\n {2,}\w)(?:[^<]|</?code>)*)</p>")
 """A paragraph of a docstring or of a command's help that is laid out in lines and columns."""
 
@@ -36,8 +40,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_nav(nav: Navigation, **_: object) -> None:
+    """Keep the navigation for llms.txt."""
+    global _nav  # noqa: PLW0603 - hooks of MkDocs are functions
+    _nav = nav
+
+
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Make links fit the site, where docs/ and the root of the repository are one folder."""
+    _first_sentences[page.file.src_uri] = _first_sentence(markdown)
     folder = posixpath.dirname(page.file.src_uri)
     markdown = _TO_ANYTHING.sub(lambda match: _without_folder(match, page.file), markdown)
     return _LINK.sub(lambda match: posixpath.relpath(_place(match[1], page.file), folder or "."), markdown)
@@ -53,6 +64,30 @@ def on_post_page(output: str, page: Page, **_: object) -> str:
     if fetched := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} would fetch {fetched[0]}")
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt (llmstxt.org) beside the pages, with addresses relative to it."""
+    sections: dict[str, list[str]] = {}
+    for page in _nav.pages:
+        section = page.ancestors[-1].title if page.ancestors else "Pages"
+        sentence = _first_sentences[page.file.src_uri]
+        told = f"[{page.title}]({page.url or 'index.html'})" + (f": {sentence}" if sentence else "")
+        sections.setdefault(section, []).append(f"- {told}")
+    blocks = [f"# {config.site_name}", f"> {config.site_description}"]
+    for section, lines in sections.items():
+        blocks += [f"## {section}", "\n".join(lines)]
+    Path(config.site_dir, "llms.txt").write_text("\n\n".join(blocks) + "\n")
+
+
+def _first_sentence(markdown: str) -> str:
+    """That of the first paragraph, if one follows the title."""
+    below = re.sub(r"\A# .*\n+", "", re.sub(r"<!--.*?-->\n*", "", markdown, flags=re.DOTALL).lstrip())
+    paragraph = " ".join(below.partition("\n\n")[0].split())
+    if not paragraph[:1].isalpha() and paragraph[:1] not in "`[":
+        return ""
+    sentence = re.split(r"(?<=\.) (?=[A-Z`\[])", paragraph)[0]
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", sentence)
 
 
 def _without_folder(link: re.Match[str], page: File) -> str:

@@ -25,18 +25,22 @@ MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
 class Message:
     """One delivery of a message.
 
-    id                  names the message within its queue for its whole life: send() returns it, redelivered
-                        messages and dead letters keep it
-    body                the payload; a null Kafka value reads as empty
-    attempts            deliveries so far, this one included; starts at 1
-    enqueued_ms         when it was appended to the queue, by send() or by a redelivery (ms since 1970)
-    first_enqueued_ms   when the message was first sent
-    lease_until_ms      when the lease ends, by this machine's clock; an estimate, because the storage's
-                        clock decides
-    receipt             text with which any process can acknowledge the message; only its storage can read it
-    group               the group with which it was sent; None: without one
-
     Messages of a storage may have more fields: those of kmqpy.kafka have a topic, a partition and an offset.
+
+    Attributes:
+        queue: The name of its queue.
+        id: Names the message within its queue for its whole life: send() returns it, redelivered messages and
+            dead letters keep it.
+        body: The payload; a null Kafka value reads as empty.
+        headers: Pairs of name and value; names may repeat.
+        attempts: Deliveries so far, this one included; starts at 1.
+        enqueued_ms: When it was appended to the queue, by send() or by a redelivery (ms since 1970).
+        first_enqueued_ms: When the message was first sent.
+        lease_until_ms: When the lease ends, by this machine's clock; an estimate, because the storage's clock
+            decides.
+        receipt: Text with which any process can acknowledge the message; only its storage can read it.
+        key: The key with which it was sent; None: without one.
+        group: The group with which it was sent; None: without one.
     """
 
     queue: str
@@ -52,11 +56,19 @@ class Message:
     group: str | None = None
 
     def header(self, name: str) -> bytes | None:
-        """The value of the last header `name`; None if there is none."""
+        """The value of the last header `name`; None if there is none.
+
+        Args:
+            name: The header's name.
+        """
         return last_header(self.headers, name)
 
     def json(self) -> Any:
-        """The body, parsed as JSON. Raises DecodeError that names the message and holds the body."""
+        """The body, parsed as JSON.
+
+        Raises:
+            DecodeError: The body is not JSON; the error names the message and holds the body.
+        """
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -67,7 +79,11 @@ class Message:
     def ack(self, *, confirmed: bool = False) -> None:  # noqa: ARG002 - subclasses use it
         """Acknowledge this message by the client or queue that returned it, like client.ack(message).
 
-        Raises ReceiptError for a message that was unpickled or copied, or that peek() returned.
+        Args:
+            confirmed: As for Queue.ack().
+
+        Raises:
+            ReceiptError: For a message that was unpickled or copied, or that peek() returned.
         """
         raise ReceiptError(
             f"message {self.id} of queue {self.queue!r}: no client of this process received it; "
@@ -110,11 +126,14 @@ MAX_PRIORITY = 9
 class OutgoingMessage:
     """A message for send_many() that has its own key, headers, delay and so on.
 
-    body      bytes or text; if the queue has a codec, an object
-    delay     seconds or timedelta from the send until the message may be handed out
-    priority  0 to MAX_PRIORITY; messages of higher priority are handed out first
-    group     its group, as for send(); None: without one
-    dedup_id  as for send()
+    Args:
+        body: Bytes or text; if the queue has a codec, an object.
+        key: As for Queue.send().
+        headers: As for Queue.send().
+        delay: Seconds or timedelta from the send until the message may be handed out.
+        priority: 0 to MAX_PRIORITY; messages of higher priority are handed out first.
+        group: Its group, as for send(); None: without one.
+        dedup_id: As for send().
     """
 
     body: Any

@@ -25,15 +25,16 @@ POLICY = ("max_redeliveries", *LEASES, "max_delay_ms", *RETRIES)
 class QueuePolicy:
     """Holds the limits of leases, redeliveries and delays of one queue, and checks them.
 
-    name                 name of the queue; each storage says which names it accepts
-    max_redeliveries     redeliveries before a message becomes a dead letter; None: no limit
-    lease_ms             lease of a message if receive() is given none; at least 100
-    max_delay_ms         longest delay of send() and nack()
-    max_lease_ms         longest lease or extension; at least 100
-    retry_delays         durations as text: how long a message waits before its first, second, … redelivery
-                         after its lease ended or nack() without a delay; the last goes for all that follow
-    retry_max_ms         None, or each delay behind the last of retry_delays is twice the one before, up to it
-    retry_jitter         0 to 1: each of these delays is shortened at random by up to so much of it
+    Args:
+        name: Name of the queue; each storage says which names it accepts.
+        max_redeliveries: Redeliveries before a message becomes a dead letter; None: no limit.
+        lease_ms: Lease of a message if receive() is given none; at least 100.
+        max_delay_ms: Longest delay of send() and nack().
+        max_lease_ms: Longest lease or extension; at least 100.
+        retry_delays: Durations as text: how long a message waits before its first, second, … redelivery after
+            its lease ended or nack() without a delay; the last goes for all that follow.
+        retry_max_ms: None, or each delay behind the last of retry_delays is twice the one before, up to it.
+        retry_jitter: 0 to 1: each of these delays is shortened at random by up to so much of it.
     """
 
     name: str

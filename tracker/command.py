@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -62,26 +64,10 @@ def _shown_default(field: dataclasses.Field[Any]) -> str:
 
 
 def _field_texts(cls: type[Any]) -> dict[str, str]:
-    """The text of each field in a settings class's docstring, whose lines read `name, name  text`.
-
-    A line that is indented by 10 or more continues the text before it.
-    """
-    texts: dict[str, str] = {}
-    lines = (cls.__doc__ or "").splitlines()
-    names = {field.name for field in dataclasses.fields(cls)}
-    current: list[str] = []
-    for line in lines:
-        if not line.strip():
-            current = []
-        words, _, text = line.strip().partition("  ")
-        found = [word.strip() for word in words.split(",") if word.strip() in names]
-        if found:
-            current = found
-            texts.update(dict.fromkeys(found, text.strip()))
-        elif current and line.startswith(" " * 10):
-            for name in current:
-                texts[name] = f"{texts[name]} {line.strip()}".strip()
-    return texts
+    """The text of each field, in the docstring of a settings class: those below `Args:`."""
+    _, _, below = inspect.getdoc(cls).partition("\nArgs:\n")  # type: ignore[union-attr]
+    fields = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", below, re.MULTILINE)
+    return {name: " ".join(text.split()).removesuffix(".") for name, text in fields}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -19,31 +19,32 @@ def _default_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerSettings:
-    """The settings of one tracker. Their texts are the help texts of `kmq tracker`.
+    """The settings of one tracker; `kmq tracker` has them as options.
 
-    tracker_id                the tracker's name in ZooKeeper; must be unique
-    queues                    the queues it serves; empty: every registered one
-    session_timeout_ms        timeout of the ZooKeeper session: how soon others replace a killed tracker
-    offset_interval_ms        the shortest time between two writes of a partition's safe offset, from which
-                              the next tracker reads markers
-    offset_writes_per_s       about how many offsets all trackers together store; with many partitions,
-                              each is stored less often than offset_interval_ms says
-    snapshot_after_markers    when the oldest message in flight was taken more than this many markers ago,
-                              the offset is stored with a snapshot of the messages in flight
-    use_now_for_redeliver_despite_no_marker_seen_for_ms
-                              after this time without a marker the broker is asked for its time
-    max_clock_lead_ms         how far timestamps of markers may be ahead of the broker's clock; those
-                              further ahead count as this limit
-    max_batch_messages        the most messages in one transaction; at most 1,048,576: a claim names no more
-    max_batch_bytes           the most bytes of copies in one transaction
-    workers                   how many partitions are redelivered at the same time
-    transaction_timeout_ms    after this time Kafka aborts an open transaction; 0: session_timeout_ms, at
-                              least 1 s
-    count_interval_ms         the shortest time between two counts of waiting messages and dead letters, for
-                              /metrics
-    tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
-    http_host                 the interface that serves /metrics, /backlog, /livez and /readyz
-    http_port                 the port that serves these; 0: any free one, -1: none
+    Args:
+        tracker_id: The tracker's name in ZooKeeper; must be unique.
+        queues: The queues it serves; empty: every registered one.
+        session_timeout_ms: Timeout of the ZooKeeper session: how soon others replace a killed tracker.
+        offset_interval_ms: The shortest time between two writes of a partition's safe offset, from which the
+            next tracker reads markers.
+        offset_writes_per_s: About how many offsets all trackers together store; with many partitions, each is
+            stored less often than offset_interval_ms says.
+        snapshot_after_markers: When the oldest message in flight was taken more than this many markers ago,
+            the offset is stored with a snapshot of the messages in flight.
+        use_now_for_redeliver_despite_no_marker_seen_for_ms: After this time without a marker the broker is
+            asked for its time.
+        max_clock_lead_ms: How far timestamps of markers may be ahead of the broker's clock; those further
+            ahead count as this limit.
+        max_batch_messages: The most messages in one transaction; at most 1,048,576: a claim names no more.
+        max_batch_bytes: The most bytes of copies in one transaction.
+        workers: How many partitions are redelivered at the same time.
+        transaction_timeout_ms: After this time Kafka aborts an open transaction; 0: session_timeout_ms, at
+            least 1 s.
+        count_interval_ms: The shortest time between two counts of waiting messages and dead letters, for
+            /metrics.
+        tracing: OpenTelemetry spans of redeliveries, to the global tracer provider.
+        http_host: The interface that serves /metrics, /backlog, /livez and /readyz.
+        http_port: The port that serves these; 0: any free one, -1: none.
     """
 
     tracker_id: str = field(default_factory=_default_id)

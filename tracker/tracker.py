@@ -53,6 +53,12 @@ class Tracker:
     Any number of trackers share the partitions through ZooKeeper. `run` blocks until `stop`; `start` runs the
     tracker in a thread. Both raise Unavailable when ZooKeeper does not answer within 10 s, and ConfigError
     when the HTTP port can't be opened. Both go on when Kafka does not answer.
+
+    Args:
+        connection: Where Kafka is.
+        zookeeper: Where ZooKeeper is.
+        settings: Of this tracker.
+        clock: For tests.
     """
 
     def __init__(

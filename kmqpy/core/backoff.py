@@ -13,11 +13,14 @@ from kmqpy.errors import ConfigError
 class Backoff:
     """Computes how long to wait after a failure: `first * factor ** (attempts - 1)`, at most `maximum`.
 
-    first, maximum  seconds or timedelta
-    factor          each pause is `factor` times the pause before; at least 1
-    jitter          0.1 makes each pause up to a tenth longer or shorter, at random; never above `maximum`
+    Args:
+        first: Seconds or timedelta.
+        factor: Each pause is `factor` times the pause before; at least 1.
+        maximum: Seconds or timedelta.
+        jitter: 0.1 makes each pause up to a tenth longer or shorter, at random; never above `maximum`.
 
-    Raises ConfigError for a value that is out of range.
+    Raises:
+        ConfigError: For a value that is out of range.
     """
 
     first: Duration = 1.0
@@ -34,7 +37,14 @@ class Backoff:
             raise ConfigError(f"jitter: {self.jitter!r} must be from 0 to 1")
 
     def delay(self, attempts: int) -> float:
-        """Seconds to wait after attempt number `attempts`; the first attempt is number 1."""
+        """How long to wait after an attempt.
+
+        Args:
+            attempts: How many there were, this one included.
+
+        Returns:
+            Seconds to wait.
+        """
         maximum = duration_ms(self.maximum, "maximum") / 1000
         try:
             delay = duration_ms(self.first, "first") / 1000 * self.factor ** (max(1, attempts) - 1)

@@ -40,12 +40,16 @@ class Cluster(Servers):
     """Runs Kafka brokers and ZooKeeper servers as child processes, on loopback only.
 
     At the end of the `with` block they are stopped, and their data is removed. If the process that started
-    them is killed, a watchdog does the same. With the folder `keep`, data and logs stay there; the next start
-    with this folder uses them again, and also the same ports if they are free.
+    them is killed, a watchdog does the same.
 
-    `brokers` and `zookeepers` are counts, usually 1 or 3; with 0 brokers only ZooKeeper runs. Cluster adds
-    `broker_settings` and `zookeeper_settings` to the servers' configuration files, and `jvm_options` to all
-    their command lines. The given settings and options override those of this package.
+    Args:
+        brokers: How many Kafka brokers, usually 1 or 3; 0: only ZooKeeper.
+        zookeepers: How many ZooKeeper servers, usually 1 or 3.
+        keep: A folder in which data and logs stay; the next start with it uses them again, and the same ports
+            if they are free.
+        broker_settings: Added to the configuration files of brokers; override those of this package.
+        zookeeper_settings: The same for ZooKeeper servers.
+        jvm_options: Added to all command lines.
     """
 
     def __init__(
@@ -84,11 +88,19 @@ class Cluster(Servers):
         return ",".join(f"127.0.0.1:{ports[0]}" for ports in self._ports["zookeeper"])
 
     def broker(self, node_id: int = 1) -> Server:
-        """Return a broker by its node id, the first is 1."""
+        """Return a broker by its node id.
+
+        Args:
+            node_id: The first is 1.
+        """
         return self._brokers[node_id - 1]
 
     def zookeeper_server(self, my_id: int = 1) -> Server:
-        """Return a ZooKeeper server by its id, the first is 1."""
+        """Return a ZooKeeper server by its id.
+
+        Args:
+            my_id: The first is 1.
+        """
         return self._zookeepers[my_id - 1]
 
     def start(self) -> Self:

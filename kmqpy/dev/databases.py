@@ -23,15 +23,17 @@ PORT_ATTEMPTS = 3
 class Databases(Servers):
     """Runs database servers as child processes, on loopback only: `Databases("postgresql", "redis")`.
 
-    The names are the keys of KINDS. At the end of the `with` block the servers are stopped, and their data is
-    removed. If the process that started them is killed, a watchdog does the same. With the folder `keep`,
-    data and logs stay there; the next start with this folder uses them again, and also the same ports if they
-    are free.
+    At the end of the `with` block the servers are stopped, and their data is
+    removed. If the process that started them is killed, a watchdog does the same.
 
     Data that a server acknowledged survives a kill of this server: PostgreSQL, MariaDB and MySQL sync each
-    commit, Redis and Valkey write an append-only file, which they sync each second. `settings` has options
-    for the command lines of servers, by the names of the servers; these options override the defaults:
-    `{"redis": {"appendfsync": "always"}}`.
+    commit, Redis and Valkey write an append-only file, which they sync each second.
+
+    Args:
+        names: Keys of KINDS.
+        keep: As for Cluster.
+        settings: Options for the command lines of servers, by the names of the servers; they override the
+            defaults: `{"redis": {"appendfsync": "always"}}`.
     """
 
     def __init__(
@@ -52,7 +54,11 @@ class Databases(Servers):
         return {name: KINDS[name].url.format(port=self._ports[name]) for name in self._ports}
 
     def server(self, name: str) -> Server:
-        """Return the server of this name."""
+        """Return the server of this name.
+
+        Args:
+            name: A key of KINDS.
+        """
         return self._servers[name]
 
     def start(self) -> Self:

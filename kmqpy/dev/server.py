@@ -101,14 +101,18 @@ class ServerKind:
 class Server:
     """A server process, made by Cluster or Databases. All durations are in seconds.
 
-    answers      called with the text that the server has logged since its last start: tells whether the
-                 server serves clients
-    group        the process group that the server joins; the watchdog kills the group as soon as the process
-                 that started the servers has ended
-    owner        arguments of subprocess that choose the user as whom the server runs, see
-                 programs.process_owner(); None: this user
-    stop_signal  the signal that stops the server in an orderly way
-    environment  may be changed; the next start uses it
+    Attributes:
+        name: What logs call it.
+        command: The program and its arguments.
+        environment: May be changed; the next start uses it.
+        log: The file of its output.
+        answers: Called with the text that the server has logged since its last start: tells whether the
+            server serves clients.
+        group: The process group that the server joins; the watchdog kills the group as soon as the process
+            that started the servers has ended.
+        owner: Arguments of subprocess that choose the user as whom the server runs, see
+            programs.process_owner(); None: this user.
+        stop_signal: The signal that stops the server in an orderly way.
     """
 
     def __init__(
@@ -143,8 +147,12 @@ class Server:
     def start(self, wait: float = START_TIMEOUT_S) -> None:
         """Start the server unless it runs, with the port and data it had before, and wait until it answers.
 
-        With `wait=0` start() returns at once, for a server that answers only when others are up. Raises
-        ClusterError, with the last lines of the log, if the server ends or does not answer in time.
+        Args:
+            wait: Seconds to wait for its answer; 0: return at once, for a server that answers only when
+                others are up.
+
+        Raises:
+            ClusterError: The server ends, or does not answer in time; the text has the last lines of the log.
         """
         if self.pid is None:
             with self.log.open("ab") as log:
@@ -163,7 +171,14 @@ class Server:
             self.wait_until_it_answers(wait)
 
     def wait_until_it_answers(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Wait until the server answers; raise ClusterError as start() does."""
+        """Wait until the server answers.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            ClusterError: As for start().
+        """
 
         def answers() -> bool:
             if self._answers(self.log_since_start()):
@@ -177,7 +192,14 @@ class Server:
             raise self._failure(f"did not answer within {timeout:g} s")
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> bool:
-        """Stop the server in an orderly way; kill it and return False if it runs longer than `timeout`."""
+        """Stop the server in an orderly way; kill it if it runs longer than `timeout`.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            False if the server ran longer and was killed.
+        """
         self.terminate()
         if self._process is not None:
             try:

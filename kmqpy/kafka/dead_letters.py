@@ -95,6 +95,13 @@ class KafkaDeadLetter(DeadLetter):
     Without headers that name the message, because another program has written the dead letter, the id is
     `topic:partition:offset`, its place. A null Kafka value reads as an empty body. A field
     whose header is absent or unreadable is None. A reason `refused: …` says why Kafka took no copy.
+
+    Attributes:
+        partition: Where it lies in the topic of the dead letters.
+        offset: Where in the partition.
+        origin_topic: The topic of the record that it copies.
+        origin_partition: That record's partition.
+        origin_offset: That record's offset.
     """
 
     partition: int

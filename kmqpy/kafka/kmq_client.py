@@ -81,28 +81,38 @@ class KmqClient:
     further clients are on standby. Delivery is at least once: a message can come twice, when its lease ended
     or when a client was killed. Redelivery and dead letters need a tracker that runs.
 
-    queue              the queue's name, or QueueSettings; fields that you leave out come from the queue's
-                       stored settings, and fields that contradict them raise ConfigError
-    connection         where Kafka is
-    zookeeper          where ZooKeeper is, if known. With it, `size`, `in_flight` and the like read less of
-                       the markers topic, and without it the whole topic
-    codec              turns objects into bodies and back
-    max_in_flight      receive() waits while this many messages are taken, not finished, and within their
-                       leases
-    holder             a name for this client, shown beside the messages that it has taken
-    instance_id        static membership in the group: a restart within the session moves no partitions
-    delivery_timeout   the longest time (seconds) that sending may take
-    max_message_bytes  the largest message (key, body and headers) that send() accepts
-    shared, on_close   for KafkaStorage: connections that it closes itself, used instead of `zookeeper`, and a
-                       function that the first close() calls
-
     In a forked child of the process that made the client, its calls raise Forked. A client that is collected
     and was not closed leaves its group soon, and logs a warning.
 
-    The constructor raises QueueNotFound, TopicError, Unavailable, and ConfigError for bad arguments. When the
+    When the
     queue topic is recreated (deleted and made again under the same name), the client goes on with the new
     topic. If the markers topic was not recreated as well, receive() raises TopicError until somebody
     recreates it.
+
+    The options:
+
+    - `max_in_flight`: receive() waits while so many messages are taken, not finished, and within their leases
+    - `holder`: a name for this client, shown beside the messages that it has taken
+    - `instance_id`: static membership in the group: a restart within the session moves no partitions
+    - `delivery_timeout`: the longest time that sending may take, in seconds
+    - `max_message_bytes`: the largest message (key, body and headers) that send() accepts
+
+    Args:
+        queue: The queue's name, or QueueSettings; fields that you leave out come from the queue's stored
+            settings, and fields that contradict them raise ConfigError.
+        connection: Where Kafka is.
+        zookeeper: Where ZooKeeper is, if known. With it, `size`, `in_flight` and the like read less of the
+            markers topic, and without it the whole topic.
+        codec: Turns objects into bodies and back.
+        shared: For KafkaStorage: connections that it closes itself, used instead of `zookeeper`.
+        on_close: For KafkaStorage: called by the first close().
+        options: Those above; and `telemetry`, which is told of every event, and `clock`, for tests.
+
+    Raises:
+        QueueNotFound: There is no such queue.
+        TopicError: A topic of the queue is missing, or was recreated without the other.
+        Unavailable: The storage does not answer.
+        ConfigError: An argument or setting is invalid.
     """
 
     def __init__(
@@ -233,13 +243,31 @@ class KmqClient:
         """Send one message, to `partition` or to that of its key, and wait for Kafka's confirmation.
 
         A message is sent once it is on all in-sync replicas. Retries inside the client make no duplicates.
-        With a `delay` (seconds), nobody is handed the message before that time, and the wait costs the
-        message no attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
+        Headers named `kmq-…` are left out: they belong to kmqpy.
 
-        Returns the message id. Raises MessageError (too large, delay above the queue's max_delay_ms, a key,
-        header or body that is neither bytes nor text), ConfigError for a partition that the queue does not
-        have, NotSupported for a `priority`, `group`, `dedup_id` or `transaction`, and Unavailable. After
-        Unavailable the message may have been sent.
+        Args:
+            body: As for Queue.send().
+            key: Decides the partition, unless `partition` does.
+            headers: As for Queue.send().
+            delay: Seconds or timedelta during which nobody is handed the message; the wait costs it no
+                attempt.
+            priority: Above 0 the message goes to the lane of that priority, or the highest that the queue
+                has.
+            group: Not on Kafka.
+            dedup_id: Not on Kafka.
+            transaction: Not on Kafka.
+            partition: Where to append the message; default: by its key.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            MessageError: The message is too large, its delay is above the queue's max_delay_ms, or a key,
+                header or body is neither bytes nor text.
+            ConfigError: The queue does not have this partition.
+            NotSupported: For a `group`, `dedup_id` or `transaction`, and for a `priority` if the queue has
+                none.
+            Unavailable: Kafka did not confirm it; the message may have been sent.
         """
         message = OutgoingMessage(
             body, key=key, headers=headers, delay=delay, priority=priority, group=group, dedup_id=dedup_id
@@ -260,10 +288,22 @@ class KmqClient:
     ) -> list[str]:
         """Send messages and wait until all are confirmed; returns their ids in order.
 
-        The other arguments, except `partition`, apply to the bodies that are no OutgoingMessage.
+        Not atomic: when it raises, some of the messages may have been sent.
 
-        Not atomic: when it raises, some of the messages may have been sent. After MessageError none was.
-        Unfinished means that some were sent, and others are above the topic's own limit of size.
+        Args:
+            bodies: Bodies or OutgoingMessages, as for Queue.send_many().
+            key: As for send(), of the bodies that are no OutgoingMessage.
+            headers: As for send(), of the bodies that are no OutgoingMessage.
+            delay: As for send(), of the bodies that are no OutgoingMessage.
+            priority: As for send(), of the bodies that are no OutgoingMessage.
+            group: As for send(), of the bodies that are no OutgoingMessage.
+            transaction: As for send(), of the bodies that are no OutgoingMessage.
+            partition: Where to append all of them; default: by their keys.
+
+        Raises:
+            MessageError: As for send(); none was sent.
+            Unavailable: Some may have been sent.
+            Unfinished: Some were sent, and others are above the topic's own limit of size.
         """
         if transaction is not None:
             raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
@@ -310,15 +350,14 @@ class KmqClient:
         lease: Duration | None = None,
         one_per_group: bool = False,  # noqa: ARG002 - there are no groups
     ) -> list[KafkaMessage]:
-        """Take up to `max_messages`; returns as soon as there are some, and [] after `wait` seconds.
+        """Take up to `max_messages`; returns as soon as there are some, and [] after `wait`.
 
-        The first call joins the consumer group. Joining is part of `wait`; see `partitions`.
+        The first call joins the consumer group. See `partitions`.
 
-        Each message is this caller's for `lease` seconds (default: the queue's lease_ms; at least 0.1
-        s). A tracker redelivers the message unless it is acknowledged before. The client makes the lease
-        longer where writing start markers takes more than an eighth of it. It gives back a message that it
-        can't hand out with half of the lease left. That counts as no attempt, unless this process dies first
-        or the broker writes the marker that gives the message back after the end of the lease.
+        A tracker redelivers a message after its `lease` unless it is acknowledged before. The client makes
+        the lease longer where writing start markers takes more than an eighth of it. It gives back a message
+        that it can't hand out with half of the lease left. That counts as no attempt, unless this process
+        dies first or the broker writes the marker that gives the message back after the end of the lease.
 
         If the queue's setting `late_acks` is on, the client checks copies (messages that a tracker has
         appended again) for markers that earlier consumers wrote when the tracker was copying the message
@@ -326,10 +365,19 @@ class KmqClient:
         copies for which an earlier consumer asked for a delay or a longer lease. It gives back copies that it
         can't check.
 
-        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone or was recreated without
-        its markers topic, Fenced when the group goes on without this client, and Closed.
+        Args:
+            max_messages: The most to take.
+            wait: Seconds or timedelta, joining the group included; 0: do not wait.
+            lease: How long a message is this caller's; default: the queue's lease_ms; at least 100 ms.
+            one_per_group: Does nothing: there are no groups on Kafka.
+
+        Raises:
+            ConfigError: For bad numbers.
+            TopicError: The queue's topic is gone or was recreated without its markers topic.
+            Fenced: The group goes on without this client.
+            Closed: It was closed.
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "receive"), self._consumer.use() as consumer:
             try:
                 return consumer.receive(max_messages, wait=wait, lease=lease)
             except Closed:
@@ -350,18 +398,23 @@ class KmqClient:
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
         """Acknowledge messages, or the messages that receipts name: trackers do not redeliver them.
 
-        Here and in the methods below, messages may be several arguments or one list.
+        Returns at once; a thread writes the end markers, and sends them again until they are confirmed. An
+        ack that comes after the redelivery is harmless.
 
-        Returns at once; a thread writes the end markers, and sends them again until they are confirmed. With
-        `confirmed`, the method waits until its own end markers are, and raises Unavailable if they are not
-        after 10 s. An ack that comes after the redelivery is harmless.
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            confirmed: Wait until the end markers of this call are confirmed.
+            transaction: Not on Kafka.
 
-        Raises ReceiptError; NotSupported for a `transaction`, because Kafka takes no part in transactions of
-        databases.
+        Raises:
+            ReceiptError: A receipt is of another storage or queue, or is no receipt.
+            Unavailable: The end markers are not confirmed after 10 s.
+            NotSupported: For a `transaction`, because Kafka takes no part in transactions of databases.
         """
         if transaction is not None:
             raise NotSupported("transaction: Kafka takes no part in a transaction of yours (transactions)")
-        self._consumer.ack(*messages, confirmed=confirmed)
+        with self._telemetry.operating(self.name, "ack"):
+            self._consumer.ack(*messages, confirmed=confirmed)
 
     def nack(
         self,
@@ -373,28 +426,45 @@ class KmqClient:
     ) -> None:
         """Give messages back: a tracker redelivers them after `delay` seconds.
 
-        With `count=False`, this delivery does not count as an attempt. If the message becomes a dead letter,
-        `reason` is the reason of the dead letter. In a queue with late acks, a message that an earlier
+        In a queue with late acks, a message that an earlier
         consumer has acknowledged does not become a dead letter: the tracker looks for that acknowledgement,
         for a few seconds at most.
+
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            delay: Seconds or timedelta; default: as for Queue.nack().
+            count: False: this delivery does not count as an attempt.
+            reason: Text that a dead letter keeps as its reason.
+            confirmed: As for ack().
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "nack"), self._consumer.use() as consumer:
             consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
-        """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
+        """Let the leases of messages end `lease` seconds from now, even if that is earlier than before.
 
-        Returns the receipts of lost messages, those that are no longer the caller's, as far as the client
-        finds out. It finds out only where the queue has late acks and the caller gives messages, not
-        receipts. Lost messages are then copies that an earlier consumer has acknowledged. The client writes
-        end markers for them, so that nobody gets them again. Reading the markers takes a quarter of the lease
-        at most, and no more than 2 s.
+        The client finds out about lost messages only where the queue has late acks and the caller gives
+        messages, not receipts. Lost messages are then copies that an earlier consumer has acknowledged. The
+        client writes end markers for them, so that nobody gets them again. Reading the markers takes a
+        quarter of the lease at most, and no more than 2 s.
 
         For a message that was finished meanwhile, the call does nothing. The same is true of a message that
         was redelivered, unless the queue has late acks: then a copy that no client has taken yet waits until
-        this lease is over. Leases below 0.1 s raise ConfigError; nack(count=False) gives a message back.
+        this lease is over. nack(count=False) gives a message back.
+
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            lease: Seconds or timedelta from now; at least 100 ms.
+            confirmed: As for ack().
+
+        Returns:
+            The receipts of lost messages, those that are no longer the caller's, as far as the client finds
+            out.
+
+        Raises:
+            ConfigError: For a lease below 100 ms.
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "extend"), self._consumer.use() as consumer:
             return consumer.extend(*messages, lease=lease, confirmed=confirmed)
 
     def dead_letter(
@@ -404,18 +474,28 @@ class KmqClient:
 
         In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
         letters: the tracker looks for such acknowledgements, for a few seconds at most.
+
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            reason: Text that a dead letter keeps as its reason.
+            confirmed: As for ack().
         """
-        with self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "dead-letter"), self._consumer.use() as consumer:
             consumer.dead_letter(*messages, reason=reason, confirmed=confirmed)
 
     def receipt(self, message_id: str) -> str:
-        """See Queue.receipt. It takes no request, and raises ReceiptError only for what is no id.
+        """See Queue.receipt. It takes no request.
 
         The receipt names the message's first record. What is written for that after a redelivery counts for
         the copy, as a late operation (rules R32 and R33 of docs/rules.md). So it is heeded when the next
         client takes the message, and the client that has it now is not disturbed.
 
-        Raises NotSupported if the queue's setting `late_acks` is off.
+        Args:
+            message_id: The id that send() returned.
+
+        Raises:
+            ReceiptError: For what is no id.
+            NotSupported: The queue's setting `late_acks` is off.
         """
         self._consumer.check_open()
         found = lane_in_id(message_id)
@@ -437,9 +517,15 @@ class KmqClient:
         return str(Receipt(lane.name, topic_id, *place))
 
     def flush(self, timeout: Duration = 30) -> None:
-        """Wait until the markers of all calls so far are confirmed; raises Unavailable after `timeout`.
+        """Wait until the markers of all calls so far are confirmed.
 
         flush() does not wait for markers of calls that other threads make meanwhile.
+
+        Args:
+            timeout: Seconds or timedelta.
+
+        Raises:
+            Unavailable: They were not confirmed within `timeout`.
         """
         self._consumer.check_open()
         if self._consumer.current is not None:  # without a consumer, no acknowledgement waits to be written
@@ -518,11 +604,15 @@ class KmqClient:
     def trace(self, message: Message | str) -> MessageLife:
         """The life of a message, read from Kafka: who took it, why it was redelivered, how it ended.
 
-        `message`: a received message, a receipt, an id (`partition-offset`), or for a dead letter
-        `topic:partition:offset`. The message may have been redelivered meanwhile, or be a copy itself.
+        The message may have been redelivered meanwhile, or be a copy itself.
 
-        Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
-        ConfigError for a topic that holds no messages of this queue.
+        Args:
+            message: A received message, a receipt, an id (`partition-offset`), or for a dead letter
+                `topic:partition:offset`.
+
+        Raises:
+            ReceiptError: For a receipt of another queue or topic, and for a message that never existed.
+            ConfigError: For a topic that holds no messages of this queue.
         """
         from kmqpy.kafka.trace import trace
 
@@ -584,14 +674,19 @@ class KmqClient:
     def leave_group(self) -> None:
         """Close the consumer, which leaves the consumer group; the next receive() makes another.
 
-        Raises KmqError as close() does.
+        Raises:
+            KmqError: As close() does.
         """
         self._guard.raise_if_inherited()
         self.refuse_in_call()
         self._consumer.close_current()
 
     def leave_group_if_idle(self, idle_s: float) -> None:
-        """Call leave_group() if no message is leased and the consumer was not used for `idle_s` seconds."""
+        """Call leave_group() if no message is leased and the consumer was not used for so long.
+
+        Args:
+            idle_s: Seconds.
+        """
         self._consumer.close_if_idle(idle_s)
 
     def close(self) -> None:
@@ -600,8 +695,9 @@ class KmqClient:
         A receive() that waits in another thread raises Closed. In a forked child close() does nothing:
         connections and threads belong to the parent.
 
-        Raises KmqError in a signal handler that has interrupted a call of this client: close() would wait for
-        the end of that call, which waits for the handler.
+        Raises:
+            KmqError: In a signal handler that has interrupted a call of this client: close() would wait for
+                the end of that call, which waits for the handler.
         """
         if self._guard.inherited or not self._consumer.is_open:
             return

@@ -74,25 +74,37 @@ class QueueSettings(QueuePolicy):
     A client completes the settings that it is given from the stored ones. It raises ConfigError if both have
     a value and the values differ. Settings that were read from the store are complete.
 
-    markers    the format in which kmqpy writes the queue's markers. "range": one marker for many messages,
-               several times as fast. "jvm": that of the JVM library kmq, whose trackers can read no other.
-               Who finds no stored settings writes JVM markers unless told otherwise, because a program on the
-               JVM may own a queue that nobody registered
-    late_acks  a client that takes a copy (a message that a tracker has appended again) hands it out only if
-               nobody acknowledged or rejected the message after it was copied, and no lease or delay that
-               somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions
-               without late acks refuse such a queue; clients of these versions hand such copies out
-    collapse   of equal messages that wait in one partition, clients hand out the first one and end the others
-               (see kmqpy.kafka.client.collapsing); senders put equal messages into one partition. It can't be
-               altered
-    retry_lane copies go to a topic of their own, the *retry lane*, which clients read first: so they do not
-               stand behind the messages that wait
-    priorities how many priorities the queue has: each above 0 has a topic of its own, its lane
-    lane_share the part of a batch that a higher lane gets while lower lanes have messages. Clients take it
-               when they are made
-    draining_lanes
-               the endings of lanes that are being removed ("retry", "priority1"): clients still take from
-               them, and nobody writes to them
+    Args:
+        name: Of the queue and its topic.
+        max_redeliveries: As in QueuePolicy.
+        lease_ms: As in QueuePolicy.
+        max_delay_ms: As in QueuePolicy.
+        max_lease_ms: As in QueuePolicy.
+        retry_delays: As in QueuePolicy.
+        retry_max_ms: As in QueuePolicy.
+        retry_jitter: As in QueuePolicy.
+        markers_topic: Empty: `<queue>__markers`.
+        dead_letter_topic: Empty: `<queue>__undelivered`.
+        consumer_group: Empty: `kmq-<queue>`.
+        redelivery_count_header: The header in which copies carry their number of redeliveries.
+        markers: The format in which kmqpy writes the queue's markers. "range": one marker for many messages,
+            several times as fast. "jvm": that of the JVM library kmq, whose trackers can read no other. Who
+            finds no stored settings writes JVM markers unless told otherwise, because a program on the JVM
+            may own a queue that nobody registered.
+        late_acks: A client that takes a copy (a message that a tracker has appended again) hands it out only
+            if nobody acknowledged or rejected the message after it was copied, and no lease or delay that
+            somebody gave it after that still runs (rule R32 of docs/rules.md). Trackers of versions without
+            late acks refuse such a queue; clients of these versions hand such copies out.
+        collapse: Of equal messages that wait in one partition, clients hand out the first one and end the
+            others (see kmqpy.kafka.client.collapsing); senders put equal messages into one partition. It
+            can't be altered.
+        retry_lane: Copies go to a topic of their own, the *retry lane*, which clients read first: so they do
+            not stand behind the messages that wait.
+        priorities: How many priorities the queue has: each above 0 has a topic of its own, its lane.
+        lane_share: The part of a batch that a higher lane gets while lower lanes have messages. Clients take
+            it when they are made.
+        draining_lanes: The endings of lanes that are being removed ("retry", "priority1"): clients still take
+            from them, and nobody writes to them.
     """
 
     markers_topic: str = ""
@@ -248,7 +260,11 @@ class QueueSettings(QueuePolicy):
         return sorted(names)
 
     def priority_lane(self, priority: int) -> QueueSettings:
-        """The lane of messages with this priority; the highest of the queue, if it has fewer priorities."""
+        """The lane of messages with this priority; the highest of the queue, if it has fewer priorities.
+
+        Args:
+            priority: 0 to 9.
+        """
         level = min(priority, self.priorities - 1)
         return self._lane(f"{PRIORITY_SUFFIX}{level}") if level else self
 
@@ -259,9 +275,14 @@ class QueueSettings(QueuePolicy):
         return lane.as_lane_of(self.name, self.markers_topic)
 
     def as_lane_of(self, queue: str, main_markers: str = "") -> QueueSettings:
-        """Return these settings as those of a lane of this queue; raises ConfigError if the name is none.
+        """Return these settings as those of a lane of this queue.
 
-        `main_markers` is the markers topic of the main lane, if it has not the default name.
+        Args:
+            queue: The queue's name.
+            main_markers: The markers topic of the main lane; empty: the default name.
+
+        Raises:
+            ConfigError: The name is not that of a lane of the queue.
         """
         if queue_of(self.name) != queue:
             raise ConfigError(f"lane_of: {self.name!r} is no lane of queue {shown(queue)}")
@@ -287,7 +308,11 @@ class QueueSettings(QueuePolicy):
         return told
 
     def with_topic_ids(self, ids: Mapping[str, str]) -> QueueSettings:
-        """Return a copy of these settings that holds these topic ids."""
+        """Return a copy of these settings that holds these topic ids.
+
+        Args:
+            ids: By name of the topic.
+        """
         told = copy.copy(self)
         object.__setattr__(told, "_topic_ids", dict(ids))
         return told
@@ -307,7 +332,15 @@ class QueueSettings(QueuePolicy):
 
     @classmethod
     def from_json(cls, data: bytes, *, newer: bool = False) -> QueueSettings:
-        """The reverse of to_json(); raises ConfigError. `newer`: ignore settings of newer versions."""
+        """The reverse of to_json().
+
+        Args:
+            data: Bytes of the store.
+            newer: Ignore settings of newer versions.
+
+        Raises:
+            ConfigError: They are not settings.
+        """
         try:
             values = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -320,11 +353,17 @@ class QueueSettings(QueuePolicy):
 
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
-        """Settings as they are stored in the registry; raises ConfigError.
+        """Settings as they are stored in the registry.
 
         Without `markers`, the queue has JVM markers: whoever stored the settings may know no others. Leases
         below 100 ms, which earlier versions allowed, become 100 ms, and settings of earlier versions that no
         longer exist are ignored, because registered queues must be served.
+
+        Args:
+            values: Settings by name; what is left out gets the default.
+
+        Raises:
+            ConfigError: An argument or setting is invalid.
         """
         values = {
             "markers": "jvm",
@@ -356,14 +395,15 @@ _OF_KMQPY: Mapping[str, tuple[str, ...]] = {
 class KafkaConnection:
     """Where Kafka is, and how a client connects to Kafka and finds the settings of queues.
 
-    bootstrap   `host:port[,host:port]`
-    root        the namespace of the queues: the znode under which kmqpy keeps everything. The root is a field
-                of this class, not of ZooKeeperConnection, because clients without ZooKeeper need it to find a
-                queue's settings in the topic kmq.queues
-    timeout_ms  for how long a call is tried, opening included, before it raises Unavailable; a send has a
-                limit of its own, KmqClient's `delivery_timeout`
-    kafka       settings of librdkafka (security and the like), handed on unchanged. Raises ConfigError for
-                those that promises depend on, like acks and group.id
+    Args:
+        bootstrap: `host:port[,host:port]`.
+        root: The namespace of the queues: the znode under which kmqpy keeps everything. The root is a field
+            of this class, not of ZooKeeperConnection, because clients without ZooKeeper need it to find a
+            queue's settings in the topic kmq.queues.
+        timeout_ms: For how long a call is tried, opening included, before it raises Unavailable; a send has a
+            limit of its own, KmqClient's `delivery_timeout`.
+        kafka: Settings of librdkafka (security and the like), handed on unchanged. Those that
+            promises depend on, like acks and group.id, raise ConfigError.
     """
 
     bootstrap: str = "127.0.0.1:9092"
@@ -397,8 +437,10 @@ class KafkaConnection:
         """Build the settings from the file KMQ_CONFIG; variables of the environment override the file.
 
         The variables are KMQ_BOOTSTRAP and KMQ_ROOT, as `kmq dev up` prints them, and KMQ_KAFKA_… for each
-        setting of librdkafka, with `_` for each dot (KMQ_KAFKA_SASL_PASSWORD). Raises ConfigError for bad
-        values and for an unknown key in the file.
+        setting of librdkafka, with `_` for each dot (KMQ_KAFKA_SASL_PASSWORD).
+
+        Raises:
+            ConfigError: For bad values and for an unknown key in the file.
         """
         return build_connections(*connection_layers())[0]
 
@@ -413,7 +455,11 @@ class KafkaConnection:
         return with_default_port(self.bootstrap, 9092)
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
-        """Settings for a librdkafka client: `defaults`, overridden by the settings in `kafka`."""
+        """Settings for a librdkafka client: `defaults`, overridden by the settings in `kafka`.
+
+        Args:
+            defaults: Settings of librdkafka.
+        """
         return {**defaults, **self.kafka, "bootstrap.servers": self.bootstrap}
 
 

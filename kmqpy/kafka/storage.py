@@ -66,10 +66,11 @@ _IDLE_TIMEOUT_MS = 60_000
 class KafkaQueueDescription(QueueDescription):
     """Describes a queue on Kafka.
 
-    topics    the existing topics among these four, with the Kafka settings that matter: queue topic, markers
-              topic, dead-letter topic, markers topic of the dead letters
-    trackers  by partition: the id of the tracker that has the partition
-    counts    the counts of the queue and of each partition
+    Attributes:
+        topics: The existing topics among these four, with the Kafka settings that matter: queue topic,
+            markers topic, dead-letter topic, markers topic of the dead letters.
+        trackers: By partition: the id of the tracker that has the partition.
+        counts: The counts of the queue and of each partition.
     """
 
     topics: tuple[TopicInfo, ...]
@@ -84,10 +85,12 @@ class KafkaStorage:
     its own. A queue opens its client when the first message is received or finished. The storage closes a
     client that was not used for `idle_timeout_ms` and has no message in flight; the next use opens another.
 
-    zookeeper        without ZooKeeper, one can only open and describe existing queues, with the settings in
-                     the topic kmq.queues or the defaults
-    idle_timeout_ms  0: a client is closed only with its queue
-    options          arguments of KmqClient, for the clients of all queues
+    Args:
+        connection: Where Kafka is.
+        zookeeper: Without ZooKeeper, one can only open and describe existing queues, with the settings in the
+            topic kmq.queues or the defaults.
+        idle_timeout_ms: 0: a client is closed only with its queue.
+        options: Arguments of KmqClient, for the clients of all queues.
     """
 
     def __init__(
@@ -122,10 +125,17 @@ class KafkaStorage:
     def create(self, name: str, **settings: Any) -> None:
         """See Storage.create. Makes the queue's topics and registers the queue.
 
-        The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
-        the topics. Settings of other storages (`order` and the like) are accepted with the value that they
-        have on Kafka. The queue takes over existing topics that never had a record and that no queue of
-        another root uses, or any with `adopt=True`; other topics raise ConfigError.
+        The queue takes over existing topics that never had a record and that no queue of
+        another root uses, or any with `adopt=True`.
+
+        Args:
+            name: The queue's name.
+            settings: Fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of the
+                topics. Settings of other storages (`order` and the like) are accepted with the value that
+                they have on Kafka.
+
+        Raises:
+            ConfigError: For an invalid setting, and for topics that it may not take over.
         """
         self._check_open()
         _check_name(name)
@@ -164,10 +174,19 @@ class KafkaStorage:
         """See Storage.alter. Changes `markers`, `late_acks` and lanes, too, partitions, and the retention.
 
         Trackers apply the settings at once, clients when they are made. Keys move to other partitions when
-        some are added. Raises ConfigError for fewer partitions, and for a retention that is not longer than
-        the longest lease or delay; TopicError while the queue is being deleted. Takes a quarter of a minute
-        or more for lanes that are to go: until they are empty. Raises Unavailable if they don't get empty
-        within a minute; another call then goes on.
+        some are added. Takes a quarter of a minute or more for lanes that are to go: until they are empty.
+
+        Args:
+            name: The queue's name.
+            partitions: How many from now on; not fewer.
+            retention_ms: Of the queue's topics, in ms.
+            changes: New values of fields of QueueSettings.
+
+        Raises:
+            ConfigError: For fewer partitions, and for a retention that is not longer than the longest lease
+                or delay.
+            TopicError: The queue is being deleted.
+            Unavailable: Lanes that are to go don't get empty within a minute; another call then goes on.
         """
         _check_name(name)
         partitions, retention_ms = (
@@ -186,7 +205,11 @@ class KafkaStorage:
             return sorted(one.settings.name for one in admin.list_queues() if not one.deleting)
 
     def describe(self, name: str) -> KafkaQueueDescription:
-        """See Storage.describe; the generation is the id of the queue's topic."""
+        """See Storage.describe; the generation is the id of the queue's topic.
+
+        Args:
+            name: The queue's name.
+        """
         _check_name(name)
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             found = admin.describe_queue(name)
@@ -210,28 +233,46 @@ class KafkaStorage:
         )
 
     def stats(self, name: str) -> QueueStats:
-        """Return counts of the queue and of each partition, and which tracker has the partition."""
+        """Return counts of the queue and of each partition, and which tracker has the partition.
+
+        Args:
+            name: The queue's name.
+        """
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             return admin.stats(name)
 
     def in_flight(self, name: str, limit: int | None = 1_000) -> builtins.list[InFlightMessage]:
-        """Return the first `limit` messages in flight, or all (None), delayed ones included.
+        """Return messages in flight, delayed ones included.
 
         In flight is a message that was taken and is not finished. Messages that were taken first come first.
+
+        Args:
+            name: The queue's name.
+            limit: The most to return; None: all.
         """
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             return admin.in_flight(name, limit)
 
     def doctor(self, name: str | None = None) -> builtins.list[Finding]:
-        """Return findings about one queue, or about every queue and what belongs to none.
+        """Return findings about one queue, or about all.
 
         For each queue, errors come first; a queue with which nothing is wrong has one finding, `ok`.
+
+        Args:
+            name: The queue's name; None: every queue, and what belongs to none.
         """
         with self._use_admin() as admin:
             return admin.doctor(name)
 
     def delete(self, name: str) -> None:
-        """See Storage.delete. Waits until trackers have let go of the queue, else raises Unavailable."""
+        """See Storage.delete. Waits until trackers have let go of the queue.
+
+        Args:
+            name: The queue's name.
+
+        Raises:
+            Unavailable: They have not let go in time.
+        """
         _check_name(name)
         with self._use_admin() as admin, self._suggest_nearest(admin, name):
             for queue in self._opened_queues():
@@ -359,6 +400,10 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
     KafkaStorage.create.
     Connection settings that the url leaves open come from the config file and the environment, as in
     KafkaConnection.from_environment(), but ZooKeeper has no default address.
+
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
     """
     own = url.settings
     connection, zookeeper = build_connections(

@@ -60,8 +60,13 @@ K = TypeVar("K")
 class TopicInfo:
     """A topic as Kafka describes it.
 
-    config    all its settings, or none if they were not asked for
-    behind    the partitions of which a replica is not in sync
+    Attributes:
+        name: Its name.
+        topic_id: Distinguishes it from earlier and later topics of the name.
+        partitions: How many.
+        replication: Replicas of each partition.
+        config: All its settings, or none if they were not asked for.
+        behind: The partitions of which a replica is not in sync.
     """
 
     name: str

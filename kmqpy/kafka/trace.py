@@ -52,13 +52,22 @@ Progress = Callable[[int], None]
 def trace(
     connection: KafkaConnection, queue: QueueSettings, message: str, *, progress: Progress = lambda _: None
 ) -> MessageLife:
-    """The life of a message; `message` is a receipt or `partition:offset` (or `partition-offset`).
+    """The life of a message.
 
-    `topic:partition:offset` names a record of the dead-letter topic, or of the queue topic. The record may be
-    the message itself or any of its copies.
+    Args:
+        connection: Where Kafka is.
+        queue: The settings of its queue.
+        message: A receipt, `partition:offset` or `partition-offset`; `topic:partition:offset` names a record
+            of the dead-letter topic, or of the queue topic. The record may be the message itself or any of
+            its copies.
+        progress: Called with the number of records read so far.
 
-    Raises ReceiptError for a receipt of another queue or topic, and for a message that never existed;
-    ConfigError for another topic; QueueNotFound, TopicError, Unavailable.
+    Raises:
+        ReceiptError: For a receipt of another queue or topic, and for a message that never existed.
+        ConfigError: For another topic.
+        QueueNotFound: There is no such queue.
+        TopicError: A topic of the queue is missing, or was recreated without the other.
+        Unavailable: The storage does not answer.
     """
     return trace_all(connection, queue, [message], progress=progress)[0]
 
@@ -70,7 +79,14 @@ def trace_all(
     *,
     progress: Progress = lambda _: None,
 ) -> list[MessageLife]:
-    """The lives of messages; see trace()."""
+    """The lives of messages; see trace().
+
+    Args:
+        connection: Where Kafka is.
+        queue: The settings of their queue.
+        messages: Each as for trace().
+        progress: As for trace().
+    """
     tracer = _Tracer(connection, queue, progress)
     return [tracer.life(tracer.place_of(message)) for message in messages]
 
@@ -84,10 +100,22 @@ def find_by_key(
     limit: int = 100,
     progress: Progress = lambda _: None,
 ) -> list[str]:
-    """The first `limit` messages with this key from time `since_ms` on, as `partition:offset`, oldest first.
+    """The first messages with this key, as `partition:offset`, oldest first.
 
-    Leaves out a copy if one of its ancestors was found, too. Raises QueueNotFound, TopicError,
-    Unavailable.
+    Leaves out a copy if one of its ancestors was found, too.
+
+    Args:
+        connection: Where Kafka is.
+        queue: The settings of the queue.
+        key: The key.
+        since_ms: From when on, in ms since 1970.
+        limit: The most to return.
+        progress: As for trace().
+
+    Raises:
+        QueueNotFound: There is no such queue.
+        TopicError: A topic of the queue is missing, or was recreated without the other.
+        Unavailable: The storage does not answer.
     """
     topics = Topics(connection)
     lanes = {lane.name: lane for lane in reversed(queue.lanes())}

@@ -11,51 +11,51 @@ class Capabilities:
 
     Every storage redelivers messages, has dead letters, and hands out no message twice within its lease.
 
-    A storage raises NotSupported for an operation or setting that needs one of these, if it is False:
+    A storage raises NotSupported for an operation or setting that needs one of those from `fifo` to
+    `transactions`, if it is False. Where one of the others is missing, a promise is weaker, but nothing
+    raises NotSupported.
 
-    fifo               messages of one priority are handed out in the order they were sent (order="fifo")
-    priority           send(priority=…)
-    delay              send(delay=…) and nack(delay=…)
-    requeue_to_front   a queue may put a redelivered message back where it stood (requeue_to="front")
-    manual_redelivery  a queue may leave redelivery to the application (redelivery="manual")
-    at_most_once       a queue may hand out each message once, and forget it (delivery="at-most-once")
-    collapse           of equal messages that wait, a queue may hand out one (collapse=True)
-    groups             send(group=…), and a queue may hand out the messages of a group in order, one at a time
-                       (order="group", on_dead_letter=…)
-    fair               a queue may prefer groups of which least is in flight, and limit how many are
-                       (fair=True, max_in_flight_per_group=…)
-    dedup              send(dedup_id=…), and a queue's settings dedup_until and dedup_by
-    retry_delays       a queue may have delays of its own before redeliveries (retry_delays=…)
-    transactions       send(transaction=…) and ack(transaction=…) are part of the application's transaction
-
-    Where one of the others is missing, a promise is weaker, but nothing raises NotSupported:
-
-    durable            sends and acknowledgements that the storage confirmed survive a kill -9 of the server,
-                       and a power cut where settings of the server decide that (on Kafka replicas do)
-    lossy_setting      the setting of the server that decides against that, `name=value`, asked when the
-                       storage is opened; "": there is none. ZooKeeper does not tell: `forceSync=unknown`
-    shared             other processes that open the same url find the same queues
-    blocking_take      the storage tells a waiting receive() of a new message at once. Otherwise receive()
-                       asks the storage again and again
-    max_body_bytes     the largest body; send() raises MessageError for a larger one. None:
-                       as large as memory allows
-    immediate          the end of a lease, nack() and dead_letter() take effect at once, nack(count=False)
-                       leaves `enqueued_ms` as it was, and receive(wait=0) returns any message that is ready.
-                       Otherwise another process (a tracker) appends the message again a moment later, or
-                       dead-letters it, and receive() has to wait for messages to arrive
-    receipts_by_id     Queue.receipt() makes a receipt of a message's id, good for whoever has the message
-    late_ack           an acknowledgement after the lease counts, until the message is taken again. Otherwise
-                       it does nothing once the message is redelivered
-    tells_lost         extend() returns the receipts of all messages whose lease could not be extended.
-                       Otherwise it returns some of these receipts, or none
-    exact_sizes        size() and in_flight() are exact even while other clients send and take. Otherwise they
-                       are exact at rest, and an upper bound where very many messages wait
-    any_name           a queue may have any name of 1 to 200 printable characters. Otherwise the storage has
-                       its own rules for names
-    bound_handles      operations of an open queue raise QueueNotFound after the queue was deleted, even if it
-                       was recreated. Otherwise the open queue works with the new queue
-    many_queues        thousands of queues may be in use, because they share connections and threads.
-                       Otherwise each queue that receives has connections and threads of its own
+    Attributes:
+        fifo: Messages of one priority are handed out in the order they were sent (order="fifo").
+        priority: send(priority=…).
+        delay: send(delay=…) and nack(delay=…).
+        requeue_to_front: A queue may put a redelivered message back where it stood (requeue_to="front").
+        manual_redelivery: A queue may leave redelivery to the application (redelivery="manual").
+        at_most_once: A queue may hand out each message once, and forget it (delivery="at-most-once").
+        durable: Sends and acknowledgements that the storage confirmed survive a kill -9 of the server, and a
+            power cut where settings of the server decide that (on Kafka replicas do).
+        lossy_setting: The setting of the server that decides against that, `name=value`, asked when the
+            storage is opened; "": there is none. ZooKeeper does not tell: `forceSync=unknown`.
+        shared: Other processes that open the same url find the same queues.
+        collapse: Of equal messages that wait, a queue may hand out one (collapse=True).
+        groups: send(group=…), and a queue may hand out the messages of a group in order, one at a time
+            (order="group", on_dead_letter=…).
+        fair: A queue may prefer groups of which least is in flight, and limit how many are (fair=True,
+            max_in_flight_per_group=…).
+        dedup: send(dedup_id=…), and a queue's settings dedup_until and dedup_by.
+        retry_delays: A queue may have delays of its own before redeliveries (retry_delays=…).
+        transactions: send(transaction=…) and ack(transaction=…) are part of the application's transaction.
+        blocking_take: The storage tells a waiting receive() of a new message at once. Otherwise receive()
+            asks the storage again and again.
+        max_body_bytes: The largest body; send() raises MessageError for a larger one. None: as large as
+            memory allows.
+        immediate: The end of a lease, nack() and dead_letter() take effect at once, nack(count=False) leaves
+            `enqueued_ms` as it was, and receive(wait=0) returns any message that is ready. Otherwise another
+            process (a tracker) appends the message again a moment later, or dead-letters it, and receive()
+            has to wait for messages to arrive.
+        receipts_by_id: Queue.receipt() makes a receipt of a message's id, good for whoever has the message.
+        late_ack: An acknowledgement after the lease counts, until the message is taken again. Otherwise it
+            does nothing once the message is redelivered.
+        tells_lost: extend() returns the receipts of all messages whose lease could not be extended. Otherwise
+            it returns some of these receipts, or none.
+        exact_sizes: size() and in_flight() are exact even while other clients send and take. Otherwise they
+            are exact at rest, and an upper bound where very many messages wait.
+        any_name: A queue may have any name of 1 to 200 printable characters. Otherwise the storage has its
+            own rules for names.
+        bound_handles: Operations of an open queue raise QueueNotFound after the queue was deleted, even if it
+            was recreated. Otherwise the open queue works with the new queue.
+        many_queues: Thousands of queues may be in use, because they share connections and threads. Otherwise
+            each queue that receives has connections and threads of its own.
     """
 
     fifo: bool = True

@@ -16,7 +16,11 @@ class JsonCodec:
     def encode(self, value: Any) -> bytes:
         """The JSON of an object.
 
-        Raises MessageError for an object that has none; its text leaves out the object, which may be secret.
+        Args:
+            value: What send() was given as body.
+
+        Raises:
+            MessageError: The object has no JSON; the text leaves out the object, which may be secret.
         """
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -27,7 +31,14 @@ class JsonCodec:
             ) from None
 
     def decode(self, body: bytes) -> Any:
-        """The object in a body. Raises DecodeError, which holds the body, if the body is not JSON."""
+        """The object in a body.
+
+        Args:
+            body: The body of a message.
+
+        Raises:
+            DecodeError: The body is not JSON; the error holds it.
+        """
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:

@@ -45,8 +45,16 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
     KafkaConnection.from_environment). User, password and path are percent-decoded: `me:p%40ss%2Fw@db`.
     close() of the queue, or the end of its `with` block, also closes the storage.
 
-    Raises ConfigError for a wrong url or setting, and NotSupported for a scheme without a storage. The
-    storage may raise further errors when it is opened (QueueNotFound, Unavailable, MissingExtra).
+    Args:
+        url: The storage's url with `queue=` and settings; see the page of the storage.
+        telemetry: Told of every event; default: none.
+
+    Raises:
+        ConfigError: For a wrong url or setting.
+        NotSupported: For a scheme without a storage.
+        QueueNotFound: There is no such queue.
+        Unavailable: The storage does not answer.
+        MissingExtra: A package is missing; the text says how to install it.
     """
     opener = _find_opener(split(url).scheme)
     parsed = parse_url(url)
@@ -61,12 +69,15 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
 def storage_for(url: str, *, telemetry: Telemetry | None = None, engine: Any = None) -> Storage:
     """Open the storage of `<storage url>`: the url of a queue without `queue=` and the settings of the queue.
 
-    `engine`: an SQLAlchemy engine of the application, which connects to the database; the url then names no
-    server, as in `postgresql:` or `sqlite:?prefix=jobs_`. The storage opens connections of its own as the
-    engine does, keeps them in a pool of its own, and closes them; the engine stays open. For `redis:`, a
-    `redis.Redis` or a `ConnectionPool` of redis-py in the same way.
-
     Raises the same errors as queue_for().
+
+    Args:
+        url: The storage's url, without `queue=`.
+        telemetry: Told of every event of the queues; default: none.
+        engine: An SQLAlchemy engine of the application, which connects to the database; the url then names no
+            server, as in `postgresql:` or `sqlite:?prefix=jobs_`. The storage opens connections of its own as
+            the engine does, keeps them in a pool of its own, and closes them; the engine stays open. For
+            `redis:`, a `redis.Redis` or a `ConnectionPool` of redis-py in the same way.
     """
     opener: Any = _find_opener(split(url).scheme)
     if engine is not None:

@@ -17,13 +17,14 @@ from kmqpy.queue_policy import QueuePolicy
 class Orphan:
     """Describes a message that was taken and not finished, as Queue.orphans() returns it.
 
-    receipt         text with which any process can acknowledge, extend or give back the message
-    holder          the name of the client that took the message, if the client gave one
-    since_ms        when the message was taken (ms since 1970, the storage's clock)
-    lease_until_ms  when its lease ends, by the same clock, and so when it is redelivered (by the application,
-                    if redelivery is manual)
-    message         the message with its body, its lease by the storage's clock; None if the storage does
-                    not have the message any more (Kafka, after its retention)
+    Attributes:
+        receipt: Text with which any process can acknowledge, extend or give back the message.
+        holder: The name of the client that took the message, if the client gave one.
+        since_ms: When the message was taken (ms since 1970, the storage's clock).
+        lease_until_ms: When its lease ends, by the same clock, and so when it is redelivered (by the
+            application, if redelivery is manual).
+        message: The message with its body, its lease by the storage's clock; None if the storage does not
+            have the message any more (Kafka, after its retention).
     """
 
     receipt: str
@@ -37,18 +38,21 @@ class Orphan:
 class DeadLetter:
     """A message that failed too often or was rejected, and is not delivered any more.
 
-    id                 the message's id, as send() returned it
-    attempts           how often the message was delivered
-    first_enqueued_ms  when the message was first sent (ms since 1970, the storage's clock)
-    dead_since_ms      when it became a dead letter
-    reason             `expired` (its last lease ended), or `nack` or `rejected`, after which `: ` and the
-                       text follow that nack() or dead_letter() was given
-    size               bytes of the body
-    group              the message's group, as for send()
-    body, headers      empty in list(), complete in peek()
-
     `attempts`, `first_enqueued_ms` and `reason` are None where the storage does not know them: in Kafka,
     programs other than kmqpy can write to the topic of the dead letters.
+
+    Attributes:
+        id: The message's id, as send() returned it.
+        key: The message's key.
+        attempts: How often the message was delivered.
+        first_enqueued_ms: When the message was first sent (ms since 1970, the storage's clock).
+        dead_since_ms: When it became a dead letter.
+        reason: `expired` (its last lease ended), or `nack` or `rejected`, after which `: ` and the text
+            follow that nack() or dead_letter() was given.
+        size: Bytes of the body.
+        body: Empty in list(), complete in peek().
+        headers: Empty in list(), complete in peek().
+        group: The message's group, as for send().
     """
 
     id: str
@@ -71,18 +75,27 @@ class DeadLetters(Protocol):
     """Lists, redrives and removes the dead letters of one queue."""
 
     def list(self, limit: int = 100) -> Listed:
-        """Dead letters without their bodies and headers, the oldest first."""
+        """Dead letters without their bodies and headers, the oldest first.
+
+        Args:
+            limit: The most to return.
+        """
         ...
 
     def peek(self, limit: int = 100) -> Listed:
-        """Dead letters with their bodies and headers, the oldest first."""
+        """Dead letters with their bodies and headers, the oldest first.
+
+        Args:
+            limit: The most to return.
+        """
         ...
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """Put dead letters back in the queue, with no attempts yet; returns how many.
 
-        The dead letters are those with an id in `ids`, or the oldest `limit`, or all. An id that names no
-        dead letter of the queue is ignored.
+        Args:
+            ids: Those to put back; an id that names no dead letter of the queue is ignored.
+            limit: Put back the oldest, so many at most; without both arguments all.
         """
         ...
 
@@ -182,19 +195,27 @@ class Queue(Protocol):
         dedup_id: str | None = None,
         transaction: Any = None,
     ) -> str:
-        """Send one message; returns its id when the storage has confirmed the message.
+        """Send one message.
 
-        body         bytes or text; if the queue has a codec, an object
-        delay        how long the message is not handed out; its place in the queue is that of the send
-        priority     0 to 9; messages of higher priority are handed out first. Not with order="group"
-        group        text of 1 to 200 characters: in a queue with order="group", messages of a group are
-                     handed out in the order they were sent, one at a time
-        dedup_id     text of 1 to 200 characters: if a message was sent with it before (in the queue's
-                     `dedup_window_ms`), nothing is stored, and the id of that one is returned
-        transaction  the application's own connection to the same database: the message becomes part of the
-                     transaction on it, and is sent if the application commits that transaction
+        Args:
+            body: Bytes or text; if the queue has a codec, an object.
+            key: Kafka: decides the partition. For workers with `ordering="key"`: what is handled one at a
+                time.
+            headers: A mapping, or pairs of name and value; names `kmq-…` are left out.
+            delay: How long the message is not handed out; its place in the queue is that of the send.
+            priority: 0 to 9; messages of higher priority are handed out first. Not with order="group".
+            group: Text of 1 to 200 characters: in a queue with order="group", messages of a group are handed
+                out in the order they were sent, one at a time.
+            dedup_id: Text of 1 to 200 characters: if a message was sent with it before (in the queue's
+                `dedup_window_ms`), nothing is stored, and the id of that one is returned.
+            transaction: The application's own connection to the same database: the message becomes part of
+                the transaction on it, and is sent if the application commits that transaction.
 
-        Raises MessageError for a message that the storage can't take.
+        Returns:
+            The message's id, when the storage has confirmed the message.
+
+        Raises:
+            MessageError: For a message that the storage can't take.
         """
         ...
 
@@ -209,20 +230,47 @@ class Queue(Protocol):
         group: str | None = None,
         transaction: Any = None,
     ) -> list[str]:
-        """Send several bodies or OutgoingMessages; returns their ids.
+        """Send several messages; returns their ids, in order.
 
-        An OutgoingMessage has its own key, headers, delay and so on; the arguments apply to the other
-        bodies. All messages are checked before the first is sent: if send_many() raises MessageError, no
-        message was sent. If it raises Unavailable or Unfinished, some messages may have been sent.
+        All messages are checked before the first is sent.
+
+        Args:
+            bodies: Bodies, as for send(), or OutgoingMessages, which have their own key, headers, delay and
+                so on.
+            key: As for send(), of all bodies that are no OutgoingMessage; so are the others.
+            headers: As for send().
+            delay: As for send().
+            priority: As for send().
+            group: As for send().
+            transaction: As for send().
+
+        Raises:
+            MessageError: The storage can't take one of the messages; none was sent.
+            Unavailable: Some messages may have been sent; so with Unfinished.
+            Unfinished: Some messages were sent, and the storage refused others.
         """
         ...
 
     def decode(self, message: Message | DeadLetter) -> Any:
-        """The body, decoded by the queue's codec; unchanged without a codec. Raises DecodeError."""
+        """The body, decoded by the queue's codec; unchanged without a codec.
+
+        Args:
+            message: A message, or a dead letter that peek() returned.
+
+        Raises:
+            DecodeError: The codec can't decode the body; the error holds it.
+        """
         ...
 
     def flush(self, timeout: Duration = 30) -> None:
-        """Wait until the storage has confirmed sends, acks and so on; raises Unavailable after `timeout`."""
+        """Wait until the storage has confirmed sends, acks and so on.
+
+        Args:
+            timeout: Seconds or timedelta.
+
+        Raises:
+            Unavailable: It was not confirmed within `timeout`.
+        """
         ...
 
     def receive(
@@ -236,24 +284,35 @@ class Queue(Protocol):
         """Take up to `max_messages`; returns as soon as there are some, or [] after `wait`.
 
         In a queue with order="group" there may be several messages of a group, as many as there are before
-        those of others, which are to be handled in this order; with `one_per_group` there are not, so that
-        threads can handle all of them at a time.
+        those of others, which are to be handled in this order.
 
-        The messages are leased to the caller for `lease` (default: `default_lease`; at least 100 ms). A
-        message that the caller does not finish within its lease is redelivered. At least half of the lease is
-        left when receive() returns. Raises ConfigError for bad numbers.
+        A message that the caller does not finish within its lease is redelivered. At least half of the lease
+        is left when receive() returns.
+
+        Args:
+            max_messages: The most to take.
+            wait: Seconds or timedelta to wait for a first message; 0: do not wait.
+            lease: How long the messages are the caller's; default: `default_lease`; at least 100 ms.
+            one_per_group: Take at most one message of each group, so that threads can handle all of them at a
+                time.
+
+        Raises:
+            ConfigError: For numbers that are out of range.
         """
         ...
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
         """Acknowledge messages, so that they are not redelivered. A late acknowledgement does no harm.
 
-        With `confirmed`, ack() returns when the storage has confirmed the acknowledgement. Without it, ack()
-        may return before. Raises ReceiptError.
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            confirmed: Return when the storage has confirmed the acknowledgement; else ack() may return
+                before.
+            transaction: Makes the acknowledgement part of a transaction, as for send().
 
-        `transaction` makes the acknowledgement part of a transaction, as for send(). In a transaction ack()
-        raises ReceiptError if another client took the message or the message is finished, so that the
-        application rolls back its work for the message.
+        Raises:
+            ReceiptError: For a receipt of another queue; in a transaction even if another client took the
+                message or the message is finished, so that the application rolls back its work for it.
         """
         ...
 
@@ -265,11 +324,18 @@ class Queue(Protocol):
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
-        """Give messages back, to be redelivered after `delay`; with `count=False` this was no attempt.
+        """Give messages back, to be redelivered.
 
-        Without `delay` an attempt that counts is followed by the queue's `retry_delays`, if it has any.
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            delay: Seconds or timedelta until they are redelivered; default: the queue's `retry_delays`, if it
+                has any and the attempt counts, else at once.
+            count: False: this was no attempt.
+            reason: Text that a dead letter keeps as its reason.
+            confirmed: Return when the storage has confirmed it, not before.
 
-        Raises ConfigError for a delay above the queue's `max_delay_ms`.
+        Raises:
+            ConfigError: For a delay above the queue's `max_delay_ms`.
         """
         ...
 
@@ -278,18 +344,33 @@ class Queue(Protocol):
 
         receipt() says what it does with a receipt of an id.
 
-        Returns the receipts of lost messages: messages that are no longer the caller's, because they are
-        finished or given back, or their leases were over. A storage without the capability `tells_lost`
-        returns some of these receipts, or none.
+        nack(count=False) gives a message back at once.
 
-        Raises ConfigError for a lease below 100 ms; nack(count=False) gives a message back at once.
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            lease: Seconds or timedelta from now; at least 100 ms.
+            confirmed: Return when the storage has confirmed it, not before.
+
+        Returns:
+            The receipts of lost messages: messages that are no longer the caller's, because they are finished
+            or given back, or their leases were over. A storage without the capability `tells_lost` returns
+            some of these receipts, or none.
+
+        Raises:
+            ConfigError: For a lease below 100 ms.
         """
         ...
 
     def dead_letter(
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
-        """Make messages dead letters at once: they are not delivered again, unless they are redriven."""
+        """Make messages dead letters at once: they are not delivered again, unless they are redriven.
+
+        Args:
+            messages: Messages or receipts, as arguments or as one list.
+            reason: Text that a dead letter keeps as its reason.
+            confirmed: Return when the storage has confirmed it, not before.
+        """
         ...
 
     def receipt(self, message_id: str) -> str:
@@ -301,24 +382,37 @@ class Queue(Protocol):
         has taken it yet, it takes: nobody gets it until `lease` from now. For a message that is finished or a
         dead letter, or was never there, all four do nothing, and extend() returns the receipt.
 
-        Raises ReceiptError for text that can't be an id of this storage, NotSupported without the capability
-        `receipts_by_id`. docs/storages.md says how Kafka differs.
+        Args:
+            message_id: The id that send() returned.
+
+        Raises:
+            ReceiptError: For text that can't be an id of this storage.
+            NotSupported: Without the capability `receipts_by_id`. docs/storages.md says how Kafka differs.
         """
         ...
 
     def peek(self, limit: int = 10) -> Sequence[Message]:
-        """The oldest messages that can be taken, without taking them; they can't be acknowledged."""
+        """The oldest messages that can be taken, without taking them; they can't be acknowledged.
+
+        Args:
+            limit: The most to return.
+        """
         ...
 
     def size(self, limit: int | None = None) -> int:
         """The number of messages that are neither in flight nor dead letters; delayed messages count.
 
-        With `limit`, size() stops counting there and returns at most `limit`, because counting may be slow.
+        Args:
+            limit: Stop counting there, because counting may be slow.
         """
         ...
 
     def in_flight(self, limit: int | None = None) -> int:
-        """The number of messages that are taken and not finished; with `limit`, as in size()."""
+        """The number of messages that are taken and not finished.
+
+        Args:
+            limit: As in size().
+        """
         ...
 
     def orphans(
@@ -330,13 +424,14 @@ class Queue(Protocol):
     ) -> list[Orphan]:
         """Messages that are taken and not finished, with their bodies; the message taken first comes first.
 
-        older_than        only messages that were taken longer ago
-        queued_before_ms  only messages that were sent, or last redelivered, before this time (ms since 1970,
-                          the storage's clock)
-        limit             at most as many messages, of those that were sent first
-
         At most one of the first two may be given; without them, all messages in flight are returned. The
         receipt of an Orphan acknowledges, extends or gives back its message.
+
+        Args:
+            older_than: Only messages that were taken longer ago.
+            queued_before_ms: Only messages that were sent, or last redelivered, before this time (ms since
+                1970, the storage's clock).
+            limit: At most as many messages, of those that were sent first.
         """
         ...
 

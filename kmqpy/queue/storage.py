@@ -30,11 +30,31 @@ class Codec(Protocol):
     """Encodes objects as bodies of messages, and decodes them."""
 
     def encode(self, value: Any) -> bytes:
-        """The body for an object; raises MessageError for an object that the codec can't encode."""
+        """The body for an object.
+
+        Args:
+            value: What send() was given as body.
+
+        Returns:
+            The body.
+
+        Raises:
+            MessageError: The codec can't encode the object.
+        """
         ...
 
     def decode(self, body: bytes) -> Any:
-        """The object of a body; raises DecodeError, which holds the body."""
+        """The object of a body.
+
+        Args:
+            body: The body of a message.
+
+        Returns:
+            The object.
+
+        Raises:
+            DecodeError: The codec can't decode the body; the error holds it.
+        """
         ...
 
 
@@ -64,13 +84,15 @@ def refuse_unalterable(changes: Iterable[str], alterable: Sequence[str]) -> None
 class QueueDescription:
     """Describes a queue: its settings, and how many messages it has.
 
-    generation  distinguishes the queue from earlier and later queues of the same name
-    settings    values of the settings, by name
-    ready       messages that can be taken
-    delayed     messages whose delay is not over
-    in_flight   messages that are taken and not finished
-    dead        dead letters
-    held_groups groups that wait for their dead letters (on_dead_letter="hold")
+    Attributes:
+        name: The queue's name.
+        generation: Distinguishes the queue from earlier and later queues of the same name.
+        settings: Values of the settings, by name.
+        ready: Messages that can be taken.
+        delayed: Messages whose delay is not over.
+        in_flight: Messages that are taken and not finished.
+        dead: Dead letters.
+        held_groups: Groups that wait for their dead letters (on_dead_letter="hold").
     """
 
     name: str
@@ -98,8 +120,13 @@ class Storage(Protocol):
     def create(self, name: str, **settings: Any) -> None:
         """Make a queue.
 
-        Raises ConfigError for a wrong or unknown setting, and for a name that is in use. Raises NotSupported
-        for a setting that this storage can't do.
+        Args:
+            name: The queue's name.
+            settings: Fields of QueuePolicy, and those that docs/storages.md lists.
+
+        Raises:
+            ConfigError: For a wrong or unknown setting, and for a name that is in use.
+            NotSupported: For a setting that this storage can't do.
         """
         ...
 
@@ -111,7 +138,15 @@ class Storage(Protocol):
         functions of present values for values.
 
         Queues that are open keep the settings with which they were opened, except where the storage itself
-        applies them. Raises QueueNotFound, and ConfigError for a wrong setting and one that can't be changed.
+        applies them.
+
+        Args:
+            name: The queue's name.
+            changes: New values of settings, by name.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+            ConfigError: For a wrong setting and one that can't be changed.
         """
         ...
 
@@ -120,21 +155,48 @@ class Storage(Protocol):
         ...
 
     def describe(self, name: str) -> QueueDescription:
-        """The settings and sizes of a queue; raises QueueNotFound."""
+        """The settings and sizes of a queue.
+
+        Args:
+            name: The queue's name.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+        """
         ...
 
     def delete(self, name: str) -> None:
-        """Delete a queue with all its messages; raises QueueNotFound."""
+        """Delete a queue with all its messages.
+
+        Args:
+            name: The queue's name.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+        """
         ...
 
     def open(self, name: str, *, codec: Codec | None = None) -> Queue:
-        """Open a queue; raises QueueNotFound."""
+        """Open a queue.
+
+        Args:
+            name: The queue's name.
+            codec: Turns objects into bodies and back; default: bodies are bytes or text.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+        """
         ...
 
     def open_url(self, url: QueueUrl) -> Queue:
         """Open the queue of a url, with the settings in the url; closing the queue closes this storage.
 
-        Raises QueueNotFound, and ConfigError for settings that contradict those of the queue.
+        Args:
+            url: What parse_url() returned, with the name of a queue.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+            ConfigError: For settings that contradict those of the queue.
         """
         ...
 

@@ -32,10 +32,14 @@ _SECRET_NAME = re.compile(r"pass(word|phrase)|secret|token|key", re.IGNORECASE)
 class QueueUrl:
     """The parts of the url of a queue or storage. The url is split first, then each part is percent-decoded.
 
-    address         hosts and ports, for example `h:9092,h2:9092`: the text between the last `@` and the path
-    user, password  the text before the last `@`, split at its first `:`; None if the url has none
-    queue           the name of the queue; empty for the url of a storage
-    settings        the query parameters except `queue`; may hold secrets
+    Attributes:
+        scheme: The storage, for example `kafka`.
+        address: Hosts and ports, for example `h:9092,h2:9092`: the text between the last `@` and the path.
+        path: The text from the `/` after the address on.
+        queue: The name of the queue; empty for the url of a storage.
+        user: The text before the last `@`, up to its first `:`; None if the url has none.
+        password: The rest of that text; None if the url has none.
+        settings: The query parameters except `queue`; may hold secrets.
     """
 
     scheme: str
@@ -47,7 +51,14 @@ class QueueUrl:
     settings: dict[str, str] = field(default_factory=dict, repr=False)
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Raise ConfigError, with the most similar known name, unless all settings are in `known`."""
+        """Raise ConfigError unless all settings are known.
+
+        Args:
+            known: Names of settings.
+
+        Raises:
+            ConfigError: A setting is unknown; the text has the most similar known name.
+        """
         names = [*known]
         for key in self.settings:
             if key not in names:
@@ -56,9 +67,14 @@ class QueueUrl:
 
 
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
-    """Parse the url of a queue, or of a storage (`names_queue=False`).
+    """Parse the url of a queue, or of a storage.
 
-    Raises ConfigError, which never shows text that may be a part of a password.
+    Args:
+        url: The text.
+        names_queue: False: it is the url of a storage, without `queue=`.
+
+    Raises:
+        ConfigError: The url is wrong; the text never shows what may be a part of a password.
     """
     parts = split(url)
     storage_example = _EXAMPLES.get(parts.scheme)

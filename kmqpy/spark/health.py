@@ -53,6 +53,9 @@ class Health:
     def save(self, folder: str | Path) -> list[Path]:
         """Write report.txt and a PNG for each table that has rows; returns the files.
 
+        Args:
+            folder: Made if it is missing.
+
         Raises:
             MissingExtra: matplotlib is not installed.
         """
@@ -76,7 +79,12 @@ class Health:
 
 
 def health(kmq: KmqSpark, clock: Clock = SYSTEM_CLOCK) -> Health:
-    """Read the state of the queue, as of now; raises what KmqSpark.messages raises."""
+    """Read the state of the queue, as of now; raises what KmqSpark.messages raises.
+
+    Args:
+        kmq: The queue.
+        clock: For tests.
+    """
     messages = kmq.messages().persist()
     try:
         age = (F.lit(clock.wall_ms()) - F.unix_millis("timestamp")) / 1000

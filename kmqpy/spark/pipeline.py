@@ -213,7 +213,18 @@ def run_pipeline(
 
 
 def written(spark: SparkSession, sink: Sink, schema: str, connection: KafkaConnection) -> DataFrame:
-    """The rows of this schema that pipelines have written to a sink; raises ConfigError, NotSupported."""
+    """The rows of this schema that pipelines have written to a sink.
+
+    Args:
+        spark: The session.
+        sink: Where pipelines wrote.
+        schema: The columns of the rows.
+        connection: Where Kafka is, for a sink there.
+
+    Raises:
+        ConfigError: The schema or the sink is invalid.
+        NotSupported: What is in a sink of this format can't be read.
+    """
     return target_of(sink, connection).read(spark, with_origin(parse_schema(spark, schema)))
 
 

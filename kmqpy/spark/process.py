@@ -200,6 +200,16 @@ class Processing:
         list), or None: the message is done and has no rows. If it raises, the message has failed: `Reject`
         dead-letters the message at once, `Retry` says when it is redelivered, any other error becomes the
         reason with which it is given back.
+
+        Args:
+            df: A stream of messages: read_stream().
+            function: Called on executors.
+            schema: The columns of the result.
+            lease: As for process().
+            backoff: As for process().
+
+        Raises:
+            ConfigError: As for process().
         """
         return self._process(df, function, schema, lease, backoff, by_row=True)
 

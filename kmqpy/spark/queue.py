@@ -190,7 +190,11 @@ class KmqSpark(Processing):
         return found.orderBy("partition")
 
     def attempts(self, messages: DataFrame | None = None) -> DataFrame:
-        """Count the messages of each state by their number of deliveries: state, attempts, messages."""
+        """Count the messages of each state by their number of deliveries: state, attempts, messages.
+
+        Args:
+            messages: What `messages` returned; default: read anew.
+        """
         found = self.messages() if messages is None else messages
         counted = found.groupBy("state", "attempts").agg(F.count("*").alias("messages"))
         return counted.orderBy("state", "attempts")
@@ -198,7 +202,11 @@ class KmqSpark(Processing):
     def latency(
         self, quantiles: Iterable[float] = (0.5, 0.95, 0.99), messages: DataFrame | None = None
     ) -> DataFrame:
-        """Times of processed messages: a row for each quantile (0 to 1), no row if no message is processed.
+        """Times of processed messages: a row for each quantile, no row if no message is processed.
+
+        Args:
+            quantiles: Each 0 to 1.
+            messages: What `messages` returned; default: read anew.
 
         Returns:
             A frame with the columns quantile and
@@ -214,7 +222,10 @@ class KmqSpark(Processing):
         return state.latency(self.messages() if messages is None else messages, quantiles)
 
     def undelivered(self, *, stream: bool = False) -> DataFrame:
-        """The dead letters that are neither redriven nor purged; with `stream`, all of them as they arrive.
+        """The dead letters that are neither redriven nor purged.
+
+        Args:
+            stream: True: as a stream, all of them as they arrive.
 
         Returns:
             A frame with the columns
@@ -249,6 +260,9 @@ class KmqSpark(Processing):
 
         Markers that can't be decoded have rows, too, with the reason in `problem`:
         `kmq.markers().filter("problem is not null").count()`.
+
+        Args:
+            stream: True: as a stream, all of them as they arrive.
         """
         if self._lanes:
             return self._of_lanes(lambda lane: lane.markers(stream=stream))

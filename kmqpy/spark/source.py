@@ -125,7 +125,11 @@ class _Options:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("kmq")` known to the session `spark`."""
+    """Make `format("kmq")` known to a session.
+
+    Args:
+        spark: The session.
+    """
     spark.dataSource.register(KmqDataSource)
 
 

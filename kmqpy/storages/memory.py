@@ -401,6 +401,10 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
 
     The setting `create` is true unless the url says false: opening a queue that is missing makes it, with the
     settings of the url.
+
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
     """
     if url.user is not None or url.path not in ("", "/"):
         raise ConfigError("queue url: write it like memory:?queue=name, or memory://storage?queue=name")

@@ -41,7 +41,7 @@ from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
-from kmqpy.telemetry.base import Telemetry
+from kmqpy.telemetry.base import Telemetry, operation
 
 _ORPHANS_PER_READ = 1_000
 """orphans() reads at most this many rows by one taken_rows() of the engine, until it has read all."""
@@ -235,6 +235,7 @@ class StoredQueue(Closeable):
 
     # --- taking -----------------------------------------------------------------------------------
 
+    @operation("receive")
     def receive(
         self,
         max_messages: int = 100,
@@ -280,6 +281,7 @@ class StoredQueue(Closeable):
 
     # --- finishing --------------------------------------------------------------------------------
 
+    @operation("ack")
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:  # noqa: ARG002
         """See Queue.ack."""
         takes = self._parsed(each_of(messages))
@@ -295,6 +297,7 @@ class StoredQueue(Closeable):
         elif takes:
             self._note("ack", len(takes), len(takes))
 
+    @operation("nack")
     def nack(
         self,
         *messages: MessagesLike,
@@ -313,6 +316,7 @@ class StoredQueue(Closeable):
             self._check_can("delay", self.capabilities.delay)
         self._give_back(takes, delay_ms=delay_ms, count=count, reason=_reason("nack", reason), gone=gone)
 
+    @operation("extend")
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:  # noqa: ARG002
         """See Queue.extend."""
         takes = self._parsed(each_of(messages))
@@ -328,6 +332,7 @@ class StoredQueue(Closeable):
         self._note("extend", len(takes), len(takes) - len(lost))
         return [self._receipts.make(*take) for take in lost]
 
+    @operation("dead-letter")
     def dead_letter(
         self,
         *messages: MessagesLike,

@@ -8,10 +8,13 @@ span holds a body, a key or a header.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import MissingExtra
 from kmqpy.message import Headers, Message, without
 from kmqpy.telemetry.base import Telemetry
@@ -29,22 +32,70 @@ _SETTLE_OPS = {"ack", "nack", "dead-letter"}
 """The values of `op` for which finished() makes a span."""
 
 
+def times_operations() -> bool:
+    """True if OTEL_SEMCONV_STABILITY_OPT_IN asks for what is new: receive and settle have durations."""
+    chosen = os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
+    return not {"messaging", "messaging/dup"}.isdisjoint(one.strip() for one in chosen)
+
+
+class Stopwatch:
+    """Times the operations of queues: one at a time in a thread or task."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._running: ContextVar[tuple[str, int, float] | None] = ContextVar("running", default=None)
+
+    @contextmanager
+    def running(self, op: str) -> Iterator[None]:
+        """Time the operation `op` in the block."""
+        token = self._running.set((op, self._clock.wall_ms(), self._clock.monotonic()))
+        try:
+            yield
+        finally:
+            self._running.reset(token)
+
+    def lap(self, op: str) -> tuple[int, float] | None:
+        """When `op` began (ms since 1970), and the seconds since; None while another runs, or none.
+
+        What follows in the block is timed from now on: a call may report several batches.
+        """
+        if (running := self._running.get()) is None or running[0] != op:
+            return None
+        now = self._clock.monotonic()
+        self._running.set((op, self._clock.wall_ms(), now))
+        return running[1], now - running[2]
+
+
 class TracingTelemetry(Telemetry):
     """Makes spans of what clients, producers, workers and trackers do.
 
-    send         kind PRODUCER; its context is added to the message's headers, unless they hold a context
-    receive      kind CLIENT, linked to the send of every message
-    process      kind CONSUMER, child of the message's send and linked to it
-    ack, nack, dead-letter  of a client: kind CLIENT, child of the current span, which in a handler is the
-                 process span of the message. Where a worker finishes several messages by one ack() or
-                 nack(), the span is a child of the process span of the first message
-    redeliver, dead-letter  of a tracker: kind PRODUCER, child of the message's send and linked to it
+    - `send`: kind PRODUCER; its context is added to the message's headers, unless they hold a context
+    - `receive`: kind CLIENT, linked to the send of every message
+    - `process`: kind CONSUMER, child of the message's send and linked to it
+    - `ack`, `nack`, `dead-letter`: of a client: kind CLIENT, child of the current span, which in a handler is
+      the process span of the message. Where a worker finishes several messages by one ack() or nack(), the
+      span is a child of the process span of the first message
+    - `redeliver`, `dead-letter`: of a tracker: kind PRODUCER, child of the message's send and linked to it
 
-    A process span also links to the span that was current when processing began. `system` is the value of
-    messaging.system. The spans of receive, ack, nack, dead-letter and redeliver have no duration.
+    A process span also links to the span that was current when processing began. With
+    `messaging` in OTEL_SEMCONV_STABILITY_OPT_IN, when this object is made, the spans of receive, ack, nack
+    and dead-letter last as long as the call, and calls that raise have spans; otherwise these spans have no
+    duration. Those of trackers have none.
+
+    Args:
+        tracer_provider: Default: the global one.
+        system: The value of messaging.system.
+        clock: For tests.
     """
 
-    def __init__(self, tracer_provider: TracerProvider | None = None, *, system: str = "kafka") -> None:
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        *,
+        system: str = "kafka",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._watch = Stopwatch(clock) if times_operations() else None
         self._tracer = trace.get_tracer("kmqpy", tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
         self._system = system
 
@@ -61,18 +112,53 @@ class TracingTelemetry(Telemetry):
                 headers = without(headers, *carrier) + added
             yield headers
 
+    def operating(self, queue: str, op: str) -> AbstractContextManager[None]:
+        """Times a call, and makes a span of it if it raises."""
+        is_told = op == "receive" or op in _SETTLE_OPS
+        return self._timed(queue, op) if self._watch and is_told else super().operating(queue, op)
+
+    @contextmanager
+    def _timed(self, queue: str, op: str) -> Iterator[None]:
+        assert self._watch is not None
+        with self._watch.running(op):
+            try:
+                yield
+            except BaseException as error:
+                self._ended(queue, op, error=error)
+                raise
+
     def received(self, queue: str, messages: Sequence[Message]) -> None:
         """Make a span of a receive() that returned these messages."""
         links = [link for message in messages for link in _links(_context_of(message.headers))]
         count = {"messaging.batch.message_count": len(messages)}
-        self._span("receive", queue, "receive", SpanKind.CLIENT, count, links=links).end()
+        self._ended(queue, "receive", count, links=links)
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """Make a span of `op`, if it is one of _SETTLE_OPS."""
         if op not in _SETTLE_OPS:
             return
         more = {} if count == 1 else {"messaging.batch.message_count": count}
-        self._span(op, queue, "settle", SpanKind.CLIENT, more).end()
+        self._ended(queue, op, more)
+
+    def _ended(
+        self,
+        queue: str,
+        op: str,
+        more: Mapping[str, str | int] = {},
+        *,
+        links: Sequence[Link] = (),
+        error: BaseException | None = None,
+    ) -> None:
+        """Make a span of a call that is over: as long as it was, or without a duration."""
+        began = end = None
+        if self._watch and (lap := self._watch.lap(op)):
+            began = lap[0] * 1_000_000
+            end = began + round(lap[1] * 1e9)
+        type_ = "receive" if op == "receive" else "settle"
+        span = self._span(op, queue, type_, SpanKind.CLIENT, more, links=links, start_time=began)
+        if error is not None:
+            _note(span, error)
+        span.end(end)
 
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
@@ -129,11 +215,15 @@ def _ends_span(span: trace.Span) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        span.set_attribute("error.type", type(error).__qualname__)
-        span.set_status(Status(StatusCode.ERROR))
+        _note(span, error)
         raise
     finally:
         span.end()
+
+
+def _note(span: trace.Span, error: BaseException) -> None:
+    span.set_attribute("error.type", type(error).__qualname__)
+    span.set_status(Status(StatusCode.ERROR))
 
 
 def _context_of(headers: Headers) -> Context:

@@ -8,7 +8,7 @@ OpenTelemetry records nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import MissingExtra
@@ -20,7 +20,7 @@ try:
 except ImportError:
     raise MissingExtra("otel", "kmqpy.telemetry.opentelemetry_metrics") from None
 
-from kmqpy.telemetry.opentelemetry import SCHEMA_URL
+from kmqpy.telemetry.opentelemetry import SCHEMA_URL, times_operations
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """Upper bounds of the buckets of both histograms, in seconds."""
@@ -29,17 +29,24 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 
 class MetricsTelemetry(Telemetry):
     """Counts and times what clients, producers and workers do, by queue.
 
-    messaging.client.sent.messages       messages sent or tried; failed sends have error.type
-    messaging.client.operation.duration  seconds of a send until it is confirmed or fails
-    messaging.client.consumed.messages   messages received
-    messaging.process.duration           seconds of a worker's handler; failed handlers have error.type
-    kmq.client.finished.messages         messages acknowledged, given back, extended or dead-lettered (all ops
-                                         of Telemetry.finished() except `send`), by messaging.operation.name
-    kmq.client.failures                  failures after which kmqpy went on, by kmq.failure
-    kmq.client.in_flight                 messages in flight of the client that reported last
-    kmq.worker.paused                    1 while the breaker of the worker that reported last is open
+    - `messaging.client.sent.messages`: messages sent or tried; failed sends have error.type
+    - `messaging.client.operation.duration`: seconds of a send until it is confirmed or fails
+    - `messaging.client.consumed.messages`: messages received
+    - `messaging.process.duration`: seconds of a worker's handler; failed handlers have error.type
+    - `kmq.client.finished.messages`: messages acknowledged, given back, extended or dead-lettered (all ops of
+      Telemetry.finished() except `send`), by messaging.operation.name
+    - `kmq.client.failures`: failures after which kmqpy went on, by kmq.failure
+    - `kmq.client.in_flight`: messages in flight of the client that reported last
+    - `kmq.worker.paused`: 1 while the breaker of the worker that reported last is open
 
-    `system` is the value of messaging.system. Receiving and finishing are counted, not timed.
+    With `messaging` in OTEL_SEMCONV_STABILITY_OPT_IN, when this object is made, operation.duration has the
+    calls of receive(), ack(), nack(), extend() and dead_letter(), too; failed ones have error.type, and
+    a receive() that returns nothing counts.
+
+    Args:
+        meter_provider: Default: the global one.
+        system: The value of messaging.system.
+        clock: For tests.
     """
 
     def __init__(
@@ -50,13 +57,14 @@ class MetricsTelemetry(Telemetry):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         meter = get_meter("kmqpy", meter_provider=meter_provider, schema_url=SCHEMA_URL)
+        self._times_operations = times_operations()
         self._system = system
         self._clock = clock
         counter, gauge = meter.create_counter, meter.create_gauge
         tried = "Messages that a producer tried to send."
         self._sent = counter("messaging.client.sent.messages", "{message}", tried)
         self._consumed = counter("messaging.client.consumed.messages", "{message}", "Messages received.")
-        sending = "messaging.client.operation.duration", "How long sends take."
+        sending = "messaging.client.operation.duration", "How long sends and other operations take."
         self._operation_seconds = _histogram(meter, *sending)
         self._process_seconds = _histogram(meter, "messaging.process.duration", "How long handlers take.")
         done = "Messages given an operation after their receipt."
@@ -75,6 +83,13 @@ class MetricsTelemetry(Telemetry):
                 yield headers
         finally:
             self._sent.add(1, attributes)
+
+    def operating(self, queue: str, op: str) -> AbstractContextManager[None]:
+        """Times a call."""
+        if not self._times_operations:
+            return super().operating(queue, op)
+        kind = "receive" if op == "receive" else "settle"
+        return self._timed(self._operation_seconds, self._attributes(queue, op, kind))
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
         """Count messages that a client received."""

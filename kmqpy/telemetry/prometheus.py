@@ -47,17 +47,21 @@ _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 class PrometheusTelemetry(Telemetry):
     """Counts what clients, producers and workers do, and times handlers, by queue.
 
-    kmq_client_sent_total, …_received_total, …_acked_total, …_nacked_total, …_extended_total,
-    …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total,
-    …_collapsed_total       messages (Telemetry.finished() says what the late ones are)
-    kmq_client_failures_total{queue, what}   failures after which kmqpy went on
-    kmq_client_in_flight    messages in flight of the client that reported last
-    kmq_worker_held_back_total   handlers that started later because of the worker's rate
-    kmq_worker_paused       1 while the breaker of the worker that reported last is open
-    kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`
+    - `kmq_client_sent_total`, `…_received_total`, `…_acked_total`, `…_nacked_total`, `…_extended_total`,
+      `…_dead_lettered_total`, `…_late_acked_total`, `…_late_dead_lettered_total`, `…_late_postponed_total`,
+      `…_collapsed_total`: messages (Telemetry.finished() says what the late ones are)
+    - `kmq_client_failures_total{queue, what}`: failures after which kmqpy went on
+    - `kmq_client_in_flight`: messages in flight of the client that reported last
+    - `kmq_worker_held_back_total`: handlers that started later because of the worker's rate
+    - `kmq_worker_paused`: 1 while the breaker of the worker that reported last is open
+    - `kmq_worker_handler_seconds{queue, outcome}`: histogram; outcome is `ok` or `error`
 
-    Make one object for each registry (default: the global registry), and share it between clients. If a
+    Make one object for each registry, and share it between clients. If a
     process has several clients of one queue, kmq_client_in_flight shows only one of them.
+
+    Args:
+        registry: Where to register; default: the global registry.
+        clock: For tests.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -120,8 +124,8 @@ class Describes(Protocol):
 class QueueGauges(Collector):
     """What the queues of a storage hold, counted each time that somebody asks for the metrics.
 
-    kmq_queue_messages{queue, state}   state is `ready`, `delayed`, `in flight` or `dead`
-    kmq_queue_held_groups   groups that wait for their dead letters, of queues with on_dead_letter="hold"
+    - `kmq_queue_messages{queue, state}`: state is `ready`, `delayed`, `in flight` or `dead`
+    - `kmq_queue_held_groups`: groups that wait for their dead letters, of queues with on_dead_letter="hold"
 
     For storages without trackers. The gauges of a queue that can't be counted are left out.
 

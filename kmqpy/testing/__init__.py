@@ -31,7 +31,11 @@ _START_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it; safe to use from any thread."""
+    """A clock that stands still until a test moves it; safe to use from any thread.
+
+    Args:
+        start_ms: The time at which it stands, in ms since 1970.
+    """
 
     def __init__(self, start_ms: int = _START_MS) -> None:
         self._lock = threading.Lock()
@@ -47,11 +51,19 @@ class ManualClock:
         return self._passed_ms / 1000
 
     def sleep(self, seconds: float) -> None:
-        """Move the clock by `seconds`, and return at once."""
+        """Move the clock, and return at once.
+
+        Args:
+            seconds: How far to move it.
+        """
         self.advance(seconds)
 
     def advance(self, duration: Duration) -> None:
-        """Move the clock by seconds or a timedelta."""
+        """Move the clock.
+
+        Args:
+            duration: Seconds or timedelta.
+        """
         with self._lock:
             self._passed_ms += duration_ms(duration, "duration")
 
@@ -59,8 +71,11 @@ class ManualClock:
 def memory_storage(clock: Clock | None = None) -> Storage:
     """Make a storage in memory, without queues.
 
-    Leases and delays follow `clock` (default: a ManualClock that nobody moves). receive() waits at
-    most 20 ms for a message, also if its `wait` is longer: a clock that stands still would never end it.
+    receive() waits at
+    most 20 ms for a message, even if its `wait` is longer: a clock that stands still would never end it.
+
+    Args:
+        clock: Leases and delays follow it; default: a ManualClock that nobody moves.
     """
     from kmqpy.storages.memory import MemoryEngine
     from kmqpy.storages.stored_storage import StoredStorage

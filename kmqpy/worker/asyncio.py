@@ -56,15 +56,17 @@ at-most-once queue, each Queue.receive() takes one message: the process could di
 class AsyncQueue:
     """Offers the operations of a Queue as coroutines; may be used on several event loops.
 
-    receive() and `async for` run in `threads` threads, most other operations in `threads` more. send() and
-    ack() have a thread each, and work in batches: while a batch is sent or acknowledged, the messages that
-    concurrent coroutines give to send() or ack() gather for the next batch, in the order given.
+    send() and ack() have a thread each, and work in batches: while a batch is sent or acknowledged, the
+    messages that concurrent coroutines give to send() or ack() gather for the next batch, in the order given.
 
     A cancelled receive() loses no message: messages that arrive after the cancellation are given back, and
     the attempt is not counted. Any other operation that is cancelled may have happened: a message may have
     been sent.
 
-    close() also closes the queue.
+    Args:
+        queue: The queue; close() closes it, too.
+        threads: How many receive() and `async for` run in, and how many more most other operations.
+        clock: For tests.
     """
 
     def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -95,7 +97,16 @@ class AsyncQueue:
         return self._queue
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run any other operation of the queue in a thread: `await q.call(q.queue.purge)`."""
+        """Run any other operation of the queue in a thread: `await q.call(q.queue.purge)`.
+
+        Args:
+            function: What to call.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            What it returns.
+        """
         self._check_open()
         return await asyncio.wrap_future(self._start(self._pool, partial(function, *args, **kwargs)))
 
@@ -310,12 +321,15 @@ class _Ack(NamedTuple):
 class AsyncWorker:
     """Calls a coroutine function for each message of a queue, on the event loop that awaits `run()`.
 
-    AsyncWorker is a Worker whose handlers are tasks, at most `concurrency` at a time, and takes the same
-    keyword arguments. Three threads receive messages, extend leases and write outcomes. A handler that still
-    runs after `drain_timeout` is cancelled.
+    AsyncWorker is a Worker whose handlers are tasks, at most `concurrency` at a time. Three threads receive
+    messages, extend leases and write outcomes. A handler that still runs after `drain_timeout` is cancelled.
 
-    By default AsyncWorker leaves signals alone: the application calls stop() or cancels run(). With
-    `handle_signals`, for programs that do nothing else, SIGTERM and SIGINT stop the worker while run() runs.
+    Args:
+        queue: A Queue or an AsyncQueue; the worker leaves it open.
+        handler: A coroutine function of one Message.
+        handle_signals: For programs that do nothing else: SIGTERM and SIGINT stop the worker while run()
+            runs. By default the application calls stop() or cancels run().
+        options: The other arguments of Worker.
     """
 
     def __init__(

@@ -16,7 +16,11 @@ REASON_CHARS = 200
 
 
 class Reject(Exception):
-    """A handler raises Reject to make the message a dead letter, without another try."""
+    """A handler raises Reject to make the message a dead letter, without another try.
+
+    Args:
+        reason: Text that the dead letter keeps.
+    """
 
     def __init__(self, reason: str = "rejected by the handler") -> None:
         super().__init__(reason)
@@ -24,9 +28,12 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """A handler raises Retry to have the message redelivered after `delay` (default: the worker's back-off).
+    """A handler raises Retry to have the message redelivered after `delay`.
 
-    With `count=False` this delivery does not count as an attempt.
+    Args:
+        delay: Seconds or timedelta; default: the worker's back-off.
+        count: False: this delivery does not count as an attempt.
+        reason: Text that a dead letter keeps, if this was the last attempt.
     """
 
     def __init__(

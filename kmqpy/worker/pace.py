@@ -30,14 +30,16 @@ class Breaker:
     the longest pauses (at most for the queue's `max_delay_ms`), so that others are tried meanwhile. Otherwise
     the worker goes on at once as before.
 
-    failures   above 1, a message that fails by itself does not open the breaker, however often it comes
-    on         the errors that count; any other outcome says that all is well. Reject and Retry never count.
-               Name those of what may be away: with Exception, what fails by a fault of the handler is tried
-               again and again, too, once the breaker is open
-    pause      the first pause
-    max_pause  the longest one: the worker notices no later that all is well again
+    Args:
+        failures: Above 1, a message that fails by itself does not open the breaker, however often it comes.
+        on: The errors that count; any other outcome says that all is well. Reject and Retry never count. Name
+            those of what may be away: with Exception, what fails by a fault of the handler is tried again and
+            again, too, once the breaker is open.
+        pause: The first pause.
+        max_pause: The longest one: the worker notices no later that all is well again.
 
-    Raises ConfigError for wrong arguments.
+    Raises:
+        ConfigError: For wrong arguments.
     """
 
     failures: int = 10

@@ -92,35 +92,42 @@ class Worker:
     queue's limit of redeliveries makes it a dead letter. The worker extends the lease of a message until the
     message is finished, so a handler may take as long as it needs. A handler that hangs keeps its message.
 
-    concurrency    handlers that run at the same time
-    ordering       "key": messages of one key are handled one at a time, in the order received; a message
-                   that failed comes later than its successors
-    prefetch       messages received ahead of the handlers; default: as many as they handled in the last
-                   1/20 s, at least `concurrency`, at most 1,000 or 16 MB; with ordering always ten times
-                   `concurrency`
-    lease          the longest time until messages are redelivered if this process dies; at least 0.1 s, at
-                   most the queue's `max_lease`; default: the queue's `default_lease`
-    backoff        the delay of a redelivery after a failure; grows with the attempts of the message; default:
-                   the queue's `retry_delays`, or if it has none, Backoff(). The queue's `max_delay_ms` caps
-                   this delay, and that of a Retry
-    drain_timeout  how long stop() waits for running handlers; afterwards their messages are given back,
-                   and the attempt is not counted
-    on_lost        called with each lost message: its lease can't be extended, because it had ended or an
-                   earlier consumer has acknowledged the message. The handler of the message may stop; the
-                   worker writes its outcome only if that is an acknowledgement. The thread that extends
-                   leases calls on_lost, so on_lost must return soon
-    rate           so many handlers start at most: "100/s", "30/min", "5/h", or a number per second; of this
-                   worker, whatever others do
-    breaker        pauses the worker while its handlers fail one after the other
-    handle_signals whether SIGTERM and SIGINT stop the worker while run() runs in the main thread
-
     On a queue with `delivery="at-most-once"` the worker receives nothing ahead unless `prefetch` says so, and
     stop() lets received messages be handled. If a handler raises an error, the message is lost, which is
     logged. Only Retry, which a handler raises on purpose, puts the message back, and only Reject makes it a
     dead letter.
 
     Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`. The
-    worker leaves the queue open. Raises ConfigError for wrong arguments.
+    worker leaves the queue open.
+
+    Args:
+        queue: The queue; the worker leaves it open.
+        handler: Called with one Message, in any of the threads.
+        concurrency: Handlers that run at the same time.
+        ordering: "key": messages of one key are handled one at a time, in the order received; a message that
+            failed comes later than its successors.
+        prefetch: Messages received ahead of the handlers; default: as many as they handled in the last 1/20
+            s, at least `concurrency`, at most 1,000 or 16 MB; with ordering always ten times `concurrency`.
+        lease: The longest time until messages are redelivered if this process dies; at least 0.1 s, at most
+            the queue's `max_lease`; default: the queue's `default_lease`.
+        backoff: The delay of a redelivery after a failure; grows with the attempts of the message; default:
+            the queue's `retry_delays`, or if it has none, Backoff(). The queue's `max_delay_ms` caps this
+            delay, and that of a Retry.
+        drain_timeout: How long stop() waits for running handlers; afterwards their messages are given back,
+            and the attempt is not counted.
+        on_lost: Called with each lost message: its lease can't be extended, because it had ended or an
+            earlier consumer has acknowledged the message. The handler of the message may stop; the worker
+            writes its outcome only if that is an acknowledgement. The thread that extends leases calls
+            on_lost, so on_lost must return soon.
+        rate: So many handlers start at most: "100/s", "30/min", "5/h", or a number per second; of this
+            worker, whatever others do.
+        breaker: Pauses the worker while its handlers fail one after the other.
+        handle_signals: Whether SIGTERM and SIGINT stop the worker while run() runs in the main thread.
+        telemetry: Told of each handler and failure; default: none.
+        clock: For tests.
+
+    Raises:
+        ConfigError: For wrong arguments.
     """
 
     def __init__(
@@ -238,7 +245,11 @@ class Worker:
             raise self._failure
 
     def log_signal(self, number: int) -> None:
-        """Log that a signal ends the worker."""
+        """Log that a signal ends the worker.
+
+        Args:
+            number: The number of the signal.
+        """
         name = signal.Signals(number).name
         _log.info("worker stops at a signal", extra={"queue": self._queue.name, "signal": name})
 
@@ -260,11 +271,12 @@ class Worker:
     def stop(self, *, wait: bool = True) -> None:
         """Receive no more messages, give back those that are not started, wait for the running handlers.
 
-        After `drain_timeout` the messages of running handlers are given back, too. stop() does not wait with
-        `wait=False`, or when a handler calls it; then the worker only receives and starts no more messages.
-        In a signal handler that has interrupted run(), start() or stop(), it sets a flag and returns; the
-        interrupted call does the rest. stop() does nothing in a forked child, because the messages belong to
-        the parent.
+        After `drain_timeout` the messages of running handlers are given back, too. In a signal handler that
+        has interrupted run(), start() or stop(), it sets a flag and returns; the interrupted call does the
+        rest. stop() does nothing in a forked child, because the messages belong to the parent.
+
+        Args:
+            wait: False: only receive and start no more messages; so it does even when a handler calls it.
         """
         if self._guard.inherited:
             return

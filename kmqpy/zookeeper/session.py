@@ -329,11 +329,18 @@ def connect(
 ) -> Iterator[KazooClient]:
     """Yield a started client, and stop it at the end of the block.
 
-    greeting  sends requests over each new connection, before any others
+    A command that somebody typed waits less for the first answer.
 
-    Raises Unavailable, which names the addresses, if ZooKeeper does not answer within `timeout` s (a command
-    that somebody typed waits less for the first answer). Raises AccessDenied as check_access() does, and the
-    errors of new_client().
+    Args:
+        zookeeper: Where ZooKeeper is.
+        session_timeout_ms: After so long without its client ZooKeeper ends the session, in ms.
+        timeout: Seconds to wait for ZooKeeper's first answer.
+        greeting: Sends requests over each new connection, before any others.
+
+    Raises:
+        Unavailable: ZooKeeper does not answer within `timeout`; the text names the addresses.
+        AccessDenied: ZooKeeper refuses the user, or the user may not use the znodes.
+        ConfigError: An address or a setting of TLS is wrong.
     """
     zk = new_client(zookeeper, session_timeout_ms)
     zk.greeting = greeting

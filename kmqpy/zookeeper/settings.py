@@ -18,19 +18,21 @@ _ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
 class ZooKeeperSecurity:
     """How ZooKeeper and kmqpy prove to each other who they are; by default neither does.
 
-    username, password  kmqpy's user at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes
-    scheme              how kmqpy proves to be this user: "sasl" (DIGEST-MD5; ZooKeeper checks the password;
-                        needs the extra kmqpy[sasl]) or "digest" (sends the password as it is, so only with
-                        TLS; ZooKeeper takes any password, and the ACLs of znodes decide)
-    tls                 whether to encrypt; implied when `ca` or `certificate` is given
-    ca                  PEM file of the authorities to trust; default: the system's
-    certificate, key    PEM files of kmqpy's own certificate, where ZooKeeper wants one, and of its key
-                        (default: in the same file); only this certificate's owner (and `acl`) may use
-                        znodes that kmqpy makes
-    key_password        the password of an encrypted key
-    check_hostname      whether ZooKeeper's certificate must name the host that kmqpy connects to
-    acl                 who else may do what with znodes that kmqpy makes, as scheme:id:cdrwa, for
-                        example sasl:admin:cdrwa or world:anyone:r
+    Args:
+        username: Of kmqpy at ZooKeeper; only this user (and `acl`) may use znodes that kmqpy makes.
+        password: That of this user.
+        scheme: How kmqpy proves to be this user: "sasl" (DIGEST-MD5; ZooKeeper checks the password; needs the
+            extra kmqpy[sasl]) or "digest" (sends the password as it is, so only with TLS; ZooKeeper takes any
+            password, and the ACLs of znodes decide).
+        tls: Whether to encrypt; implied when `ca` or `certificate` is given.
+        ca: PEM file of the authorities to trust; default: the system's.
+        certificate: PEM file of kmqpy's own certificate, where ZooKeeper wants one; only its owner (and
+            `acl`) may use znodes that kmqpy makes.
+        key: PEM file of the key of this certificate; default: the same file.
+        key_password: The password of an encrypted key.
+        check_hostname: Whether ZooKeeper's certificate must name the host that kmqpy connects to.
+        acl: Who else may do what with znodes that kmqpy makes, as scheme:id:cdrwa, for example
+            sasl:admin:cdrwa or world:anyone:r.
     """
 
     username: str = ""
@@ -75,11 +77,13 @@ class ZooKeeperConnection:
 
     Clients of queues on Kafka connect to Kafka only.
 
-    hosts     `host:port[,host:port]`, maybe with the path of a znode at the end; empty: there is no ZooKeeper
-    security  how ZooKeeper and kmqpy prove to each other who they are, and TLS
-
     Files, the environment and options call these settings `zookeeper` and `zookeeper_security`. The root
     znode of kmqpy is a setting of KafkaConnection only, so that clients and trackers can't disagree about it.
+
+    Args:
+        hosts: `host:port[,host:port]`, maybe with the path of a znode at the end; empty: there is no
+            ZooKeeper.
+        security: How ZooKeeper and kmqpy prove to each other who they are, and TLS.
     """
 
     hosts: str = field(default="127.0.0.1:2181", metadata=keyed("zookeeper"))
@@ -95,7 +99,10 @@ class ZooKeeperConnection:
         """Read the settings from the file KMQ_CONFIG; environment variables override it.
 
         The variables are KMQ_ZOOKEEPER, which `kmq dev up` prints, KMQ_ZOOKEEPER_SECURITY_PASSWORD and the
-        like. Raises ConfigError.
+        like.
+
+        Raises:
+            ConfigError: An argument or setting is invalid.
         """
         own = {key: value for key, value in config_file().items() if key in keys(cls)}
         return build(cls, own, from_environment(cls, os.environ))

@@ -166,7 +166,7 @@ def misfits(control):
             name: method
             for kind in own
             for name, method in vars(kind).items()
-            if isinstance(method, FunctionType)
+            if isinstance(method, FunctionType) and name != "__annotate_func__"  # of Python 3.14
         }
         called = {name for method in methods.values() for name in method.__code__.co_names}
         for name, method in methods.items():

@@ -6,6 +6,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from kmqpy.errors import ReceiptError
 from kmqpy.queue.opening import storage_for
 from kmqpy.telemetry.opentelemetry_metrics import MetricsTelemetry
 from kmqpy.worker.outcome import Reject
@@ -67,6 +68,32 @@ def test_a_worker_and_its_queue_are_counted_and_timed(exported, storage_url):
     assert exported.points("messaging.client.consumed.messages") == {("receive", None): 3}
     assert exported.points("messaging.process.duration") == {("process", None): 2, ("process", "Reject"): 1}
     assert exported.points("kmq.client.finished.messages") == {("ack", None): 2, ("dead-letter", None): 1}
+
+
+def test_opted_in_every_call_is_timed(monkeypatch, storage_url):
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "messaging")
+    exported = Exported()
+    with storage_for(storage_url, telemetry=exported.telemetry) as storage:
+        storage.create("timed")
+        queue = storage.open("timed")
+        queue.send_many(["a", "b", "c"])
+        first, second, third = queue.receive()
+        queue.extend(first, second, lease=5)
+        queue.ack(first, second)
+        queue.nack(third, count=False)
+        queue.dead_letter(queue.receive())
+        with pytest.raises(ReceiptError):
+            queue.ack("no receipt")
+    assert exported.points("messaging.client.operation.duration") == {
+        ("send", None): 3,
+        ("receive", None): 2,
+        ("extend", None): 1,
+        ("ack", None): 1,
+        ("ack", "ReceiptError"): 1,
+        ("nack", None): 1,
+        ("dead-letter", None): 1,
+    }
+    exported.provider.shutdown()
 
 
 def test_durations_are_seconds_in_the_buckets_of_the_conventions(exported):

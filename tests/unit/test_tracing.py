@@ -12,10 +12,14 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes as
 from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind, StatusCode
 
+from kmqpy.errors import Unavailable
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import last_header
+from kmqpy.storages.memory import MemoryEngine
+from kmqpy.storages.stored_storage import StoredStorage
 from kmqpy.telemetry.opentelemetry import SCHEMA_URL, TracingTelemetry
+from kmqpy.testing import ManualClock
 from kmqpy.worker.worker import Worker
 
 SECRET = b"the-payload"
@@ -209,3 +213,77 @@ def test_a_trackers_copy_is_a_child_of_the_send(spans, dead_letter, name):
     sent = spans.one("send jobs")
     assert moved.parent.span_id == sent.context.span_id
     assert moved.context.trace_id == sent.context.trace_id
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, messaging/dup")
+    exported = Exported()
+    yield exported
+    exported.provider.shutdown()
+
+
+class Slow(MemoryEngine):
+    """Each answer takes 2 s of a clock that only it moves."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.clock = clock
+
+    def take(self, *args, **how):
+        self.clock.advance(2)
+        return super().take(*args, **how)
+
+    def finish(self, *args, **how):
+        self.clock.advance(3)
+        return super().finish(*args, **how)
+
+    def bury(self, *args, **how):
+        raise Unavailable("secret")
+
+
+def slow_queue(telemetry):
+    clock = ManualClock()
+    storage = StoredStorage(Slow(clock), clock=clock, telemetry=telemetry)
+    storage.create("jobs")
+    return storage.open("jobs"), clock
+
+
+def seconds(span):
+    return (span.end_time - span.start_time) / 1e9
+
+
+def test_opted_in_receive_and_settle_last_as_long_as_the_calls(timed):
+    queue, clock = slow_queue(timed.telemetry)
+    timed.telemetry._watch._clock = clock
+    queue.send("x")
+    (message,) = queue.receive()
+    queue.ack(message)
+    assert seconds(timed.one("receive jobs")) == 2
+    assert seconds(timed.one("ack jobs")) == 3
+    assert timed.one("ack jobs").start_time >= timed.one("receive jobs").end_time
+
+
+def test_opted_in_a_call_that_raises_has_a_span(timed):
+    queue, _ = slow_queue(timed.telemetry)
+    queue.send("x")
+    with pytest.raises(Unavailable):
+        queue.dead_letter(queue.receive())
+    span = timed.one("dead-letter jobs")
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes["error.type"] == "Unavailable"
+    assert "secret" not in span.to_json()
+
+
+def test_opted_in_a_receive_of_nothing_has_no_span(timed):
+    queue, _ = slow_queue(timed.telemetry)
+    assert queue.receive(wait=0) == []
+    assert timed.memory.get_finished_spans() == ()
+
+
+def test_by_default_receive_and_settle_have_no_duration(spans):
+    queue, _ = slow_queue(spans.telemetry)
+    queue.send("x")
+    queue.ack(queue.receive())
+    assert seconds(spans.one("receive jobs")) < 1
+    assert seconds(spans.one("ack jobs")) < 1

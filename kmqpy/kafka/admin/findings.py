@@ -79,11 +79,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the doctor found about `queue`, which may also name a topic, or the registry.
+    """One thing that the doctor found.
 
-    what   what is wrong
-    to_do  advice; empty if nothing is wrong. Commands stand in backquotes. `set key=value on topic` asks to
-           change a setting of a topic with Kafka's own tools. Whoever follows the advice loses no messages
+    Attributes:
+        severity: How bad it is.
+        queue: The queue's name, or that of a topic, or the registry.
+        kind: Which kind; scripts may rely on it.
+        what: What is wrong.
+        to_do: Advice; empty if nothing is wrong. Commands stand in backquotes. `set key=value on topic` asks
+            to change a setting of a topic with Kafka's own tools. Whoever follows the advice loses no
+            messages.
     """
 
     severity: Severity

@@ -50,13 +50,17 @@ ones, most of them copies of messages that still count as in flight, are about t
 class InFlightMessage:
     """A message that was taken and is not finished.
 
-    holder          the name of the client that took the message, if the client gave one
-    since_ms        when the client took the message, by the broker's clock (ms since 1970)
-    lease_until_ms  when a tracker redelivers the message; for state `delayed`: when the message is due
-    state           leased, delayed, released (nacked) or dead (to be dead-lettered now)
-    reason          the reason given with the nack or the dead-letter request
-    attempts        deliveries so far, this one included (a delayed message was not delivered this time); None
-                    if the message is no longer in its topic
+    Attributes:
+        receipt: Acknowledges, extends or gives back the message.
+        partition: Where the message lies.
+        offset: Where in the partition.
+        holder: The name of the client that took the message, if the client gave one.
+        since_ms: When the client took the message, by the broker's clock (ms since 1970).
+        lease_until_ms: When a tracker redelivers the message; for state `delayed`: when the message is due.
+        state: `leased`, `delayed`, `released` (nacked) or `dead` (to be dead-lettered now).
+        reason: The reason given with the nack or the dead-letter request.
+        attempts: Deliveries so far, this one included (a delayed message was not delivered this time); None
+            if the message is no longer in its topic.
     """
 
     receipt: str
@@ -72,10 +76,20 @@ class InFlightMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStats:
-    """Counts of one partition; QueueStats describes the fields that are not described here.
+    """Counts of one partition.
 
-    owner          id of the tracker that has the partition; None: no tracker, or no ZooKeeper to ask
-    stored_offset  the stored markers offset from which the next tracker reads; None: no offset is stored
+    Attributes:
+        partition: Its number.
+        depth: As in QueueStats.
+        in_flight: As in QueueStats.
+        delayed: As in QueueStats.
+        overdue: As in QueueStats.
+        dead_letters: As in QueueStats.
+        exact: As in QueueStats.
+        oldest_ms: As in QueueStats.
+        owner: Id of the tracker that has the partition; None: no tracker, or no ZooKeeper to ask.
+        stored_offset: The stored markers offset from which the next tracker reads; None: no offset is stored.
+        released: As in QueueStats.
     """
 
     partition: int
@@ -91,7 +105,11 @@ class PartitionStats:
     released: int = 0
 
     def beside(self, main: PartitionStats | None) -> PartitionStats:
-        """The sum of these counts, of another lane, and those of the main lane, whose tracker is named."""
+        """The sum of these counts, of another lane, and those of the main lane, whose tracker is named.
+
+        Args:
+            main: The counts of the main lane.
+        """
         if main is None:
             return self
         oldest = [one.oldest_ms for one in (self, main) if one.oldest_ms is not None]
@@ -108,18 +126,20 @@ class PartitionStats:
 class QueueStats:
     """Counts of a queue, at about one moment.
 
-    depth         waiting messages: neither in flight nor dead-lettered; delayed messages are included
-    in_flight     messages taken and not finished
-    released      messages of `in_flight` that were given back and wait for their redelivery
-    delayed       messages of `depth` that a client has met before their delay was over
-    overdue       messages in flight or delayed that are past their time, by the later of this machine's clock
-                  and the partition's now (the latest timestamp of its markers)
-    dead_letters  dead letters that are neither redriven nor purged
-    exact         whether depth and dead_letters were counted one by one; otherwise both are upper bounds, as
-                  where an open transaction holds back messages from consumers
-    oldest_ms     when the oldest message that nobody has taken was enqueued (ms since 1970)
-    partitions    the counts of each partition; with lanes, those of all lanes
-    lanes         in a queue with lanes: the counts of each, dead letters only with the main lane
+    Attributes:
+        queue: The queue's name.
+        depth: Waiting messages: neither in flight nor dead-lettered; delayed messages are included.
+        in_flight: Messages taken and not finished.
+        delayed: Messages of `depth` that a client has met before their delay was over.
+        overdue: Messages in flight or delayed that are past their time, by the later of this machine's clock
+            and the partition's now (the latest timestamp of its markers).
+        dead_letters: Dead letters that are neither redriven nor purged.
+        exact: Whether depth and dead_letters were counted one by one; otherwise both are upper bounds, as
+            where an open transaction holds back messages from consumers.
+        oldest_ms: When the oldest message that nobody has taken was enqueued (ms since 1970).
+        partitions: The counts of each partition; with lanes, those of all lanes.
+        released: Messages of `in_flight` that were given back and wait for their redelivery.
+        lanes: In a queue with lanes: the counts of each, dead letters only with the main lane.
     """
 
     queue: str
@@ -136,7 +156,11 @@ class QueueStats:
 
     @classmethod
     def of_lanes(cls, lanes: Sequence[QueueStats]) -> QueueStats:
-        """The counts of a queue whose lanes have these; the last is its main lane."""
+        """The counts of a queue with lanes.
+
+        Args:
+            lanes: The counts of each lane; the last is the main lane.
+        """
         *others, main = lanes
         if not others:
             return main
@@ -148,7 +172,12 @@ class QueueStats:
 
     @classmethod
     def of(cls, queue: str, partitions: Iterable[PartitionStats]) -> QueueStats:
-        """The sum of `partitions`."""
+        """The sum of the counts of partitions.
+
+        Args:
+            queue: The queue's name.
+            partitions: What to add up.
+        """
         parts = tuple(partitions)
         return cls(
             queue=queue,

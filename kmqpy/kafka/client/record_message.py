@@ -48,8 +48,11 @@ class ReceiveContext:
 class KafkaMessage(LazyMessage):
     """A Message that knows its place in Kafka. It computes a field only when a program reads the field.
 
-    topic, partition, offset  where this record lies; a redelivered message is another record
-    receipt                   names the message in calls like ack(); empty for a message that peek() returned
+    Attributes:
+        receipt: Names the message in calls like ack(); empty for a message that peek() returned.
+        topic: Where this record lies; a redelivered message is another record.
+        partition: Where in the topic.
+        offset: Where in the partition.
     """
 
     __slots__ = ("_context", "_record")

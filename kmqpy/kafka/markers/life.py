@@ -92,15 +92,16 @@ class LifeEvent:
 class MessageLife:
     """Everything that the logs tell about a message.
 
-    queue     the name of its queue
-    records   the message and its copies, in order, written as in LifeEvent
-    deleted   the records that are no longer in their topics
-    lost      the records that are gone because their log was cut back (rule R39 of docs/rules.md); another
-              message may stand at the offset now
-    key       the key as text, bytes that are not UTF-8 replaced; None without a key, or if the first record
-              is deleted
-    state     the state of the last record
-    events    what happened to the records, in the order of time
+    Attributes:
+        queue: The name of its queue.
+        records: The message and its copies, in order, written as in LifeEvent.
+        deleted: The records that are no longer in their topics.
+        key: The key as text, bytes that are not UTF-8 replaced; None without a key, or if the first record is
+            deleted.
+        state: The state of the last record.
+        events: What happened to the records, in the order of time.
+        lost: The records that are gone because their log was cut back (rule R39 of docs/rules.md); another
+            message may stand at the offset now.
     """
 
     queue: str

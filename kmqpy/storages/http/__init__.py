@@ -34,18 +34,26 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
     --cluster-name prod` registers there, again whenever none answers; users and TLS of ZooKeeper are those of
     the environment, as for ZooKeeperConnection.
 
-    api_key     the key that `kmq key create` has made; default: the environment's KMQ_API_KEY
-    timeout     a failed call is repeated for up to this time, then Unavailable; default 10s. Of a send
-                whose answer was lost nobody knows whether it happened: it is repeated only if all its
-                messages have dedup ids, else it raises UnknownOutcome
-    ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with https; see Tls
-    cluster_name  with http+zk; default: none
+    - `api_key`: the key that `kmq key create` has made; default: the environment's KMQ_API_KEY
+    - `timeout`: a failed call is repeated for up to this time, then Unavailable; default 10s. Of a send whose
+      answer was lost nobody knows whether it happened: it is repeated only if all its messages have dedup
+      ids, else it raises UnknownOutcome
+    - `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_verify`: with https; see Tls
+    - `cluster_name`: with http+zk; default: none
 
     Queues can what those of the gateway's storage can, but there are no transactions, and queues with
     `delivery="at-most-once"` can't be opened: they need the message itself to put it back. `receipt()` is
     a request. A look shows at most 10,000 messages, or 16 MiB of bodies.
 
-    Raises ConfigError, MissingExtra without msgspec, Unavailable, AccessDenied.
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
+
+    Raises:
+        ConfigError: An argument or setting is invalid.
+        MissingExtra: A package is missing; the text says how to install it.
+        Unavailable: The storage does not answer.
+        AccessDenied: The server refuses the login, or the operation.
     """
     secure = url.scheme == "https"
     found = url.scheme == "http+zk"

@@ -31,7 +31,7 @@ from kmqpy.queue_policy import bounded
 from kmqpy.storages.http.gateways import Gateways
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_queue import Terms, check_can, checked_name, encoded, message_terms
-from kmqpy.telemetry.base import Telemetry
+from kmqpy.telemetry.base import Telemetry, operation
 
 T = TypeVar("T")
 
@@ -312,6 +312,7 @@ class RemoteQueue(Closeable):
 
     # --- taking -----------------------------------------------------------------------------------
 
+    @operation("receive")
     def receive(
         self,
         max_messages: int = 100,
@@ -357,6 +358,7 @@ class RemoteQueue(Closeable):
 
     # --- finishing --------------------------------------------------------------------------------
 
+    @operation("ack")
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:  # noqa: ARG002
         """See Queue.ack; it is always confirmed."""
         receipts = self._receipts(messages)
@@ -365,6 +367,7 @@ class RemoteQueue(Closeable):
             self.ask("POST", "ack", type(None), body=shapes.Finish(receipts=piece))
             self._telemetry.finished(self.name, "ack", len(piece))
 
+    @operation("nack")
     def nack(
         self,
         *messages: MessagesLike,
@@ -387,6 +390,7 @@ class RemoteQueue(Closeable):
             self.ask("POST", "nack", type(None), body=body)
             self._telemetry.finished(self.name, "nack", len(piece))
 
+    @operation("extend")
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:  # noqa: ARG002
         """See Queue.extend."""
         receipts = self._receipts(messages)
@@ -402,6 +406,7 @@ class RemoteQueue(Closeable):
                 self._telemetry.failed(self.name, "late extend", len(found))
         return lost
 
+    @operation("dead-letter")
     def dead_letter(
         self,
         *messages: MessagesLike,

@@ -20,17 +20,24 @@ _STORAGE_SETTINGS = ("prefix", "pool_size", "timeout_ms", "application_name", "u
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None, *, engine: Any = None) -> StoredStorage:
     """Open the storage of a url with these settings; `rediss:` and `valkeys:` use TLS.
 
-    prefix                     the text with which all keys begin; default `kmq`
-    pool_size                  the most connections for commands; one more wakes threads that wait; default 10
-    timeout                    a failed command is repeated for up to this time, then Unavailable; default 10s
-    ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_verify  with TLS; see Tls
-    application_name           what the server calls the connections
-    unix_socket                the path of the server's socket, in place of an address: `redis:///0?unix_socket=…`
+    - `prefix`: the text with which all keys begin; default `kmq`
+    - `pool_size`: the most connections for commands; one more wakes threads that wait; default 10
+    - `timeout`: a failed command is repeated for up to this time, then Unavailable; default 10s
+    - `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_verify`: with TLS; see Tls
+    - `application_name`: what the server calls the connections
+    - `unix_socket`: the path of the server's socket, in place of an address: `redis:///0?unix_socket=…`
 
-    `engine` is a client or a pool of redis-py, of the application: the storage opens connections of its own
-    to the same server, with the same user, database and TLS.
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
+        engine: A client or a pool of redis-py, of the application: the storage opens connections of its own
+            to the same server, with the same user, database and TLS.
 
-    Raises ConfigError, MissingExtra without redis-py, Unavailable, AccessDenied.
+    Raises:
+        ConfigError: An argument or setting is invalid.
+        MissingExtra: A package is missing; the text says how to install it.
+        Unavailable: The storage does not answer.
+        AccessDenied: The server refuses the login, or the operation.
     """
     secure = url.scheme in ("rediss", "valkeys")
     url.refuse_unknown([*_STORAGE_SETTINGS, *(TLS_SETTINGS if secure else ()), *URL_SETTINGS])

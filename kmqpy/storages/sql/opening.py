@@ -44,10 +44,20 @@ def open_storage(
 ) -> StoredStorage:
     """Open the storage of `postgresql://user:password@host:5432/database` and the like, or `sqlite:///file`.
 
-    It connects, and creates or migrates the tables if need be. `clock` gives the time for leases in SQLite,
-    which has no server; storage_for() explains `engine`. Raises ConfigError, Unavailable, AccessDenied,
-    MissingExtra; and QueueNotFound if the url names a queue without `create=true`, and SQLite's file is
-    missing.
+    It connects, and creates or migrates the tables if need be.
+
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
+        clock: Gives the time for leases in SQLite, which has no server.
+        engine: As for storage_for().
+
+    Raises:
+        ConfigError: An argument or setting is invalid.
+        Unavailable: The storage does not answer.
+        AccessDenied: The server refuses the login, or the operation.
+        MissingExtra: A package is missing; the text says how to install it.
+        QueueNotFound: The url names a queue without `create=true`, and SQLite's file is missing.
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
     timeout_s = _timeout_ms(url) / 1000

@@ -27,11 +27,19 @@ _NOT_IN_PATHS = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
     """Open the storage of a url. The url's path is the znode above all others; default `/kmqpy`.
 
-    timeout           a failed request is repeated for up to this time, then Unavailable; default 10s
-    max_packet_bytes  the servers' jute.maxbuffer, if it is not ZooKeeper's default: the largest request
-    scheme, tls, ca, certificate, key  fields of ZooKeeperSecurity; the url holds user and password
+    - `timeout`: a failed request is repeated for up to this time, then Unavailable; default 10s
+    - `max_packet_bytes`: the servers' jute.maxbuffer, if it is not ZooKeeper's default: the largest request
+    - `scheme`, `tls`, `ca`, `certificate`, `key`: fields of ZooKeeperSecurity; the url holds user and
+      password
 
-    Raises ConfigError, Unavailable, AccessDenied.
+    Args:
+        url: What parse_url() returned.
+        telemetry: Told of every event of the queues; default: none.
+
+    Raises:
+        ConfigError: An argument or setting is invalid.
+        Unavailable: The storage does not answer.
+        AccessDenied: The server refuses the login, or the operation.
     """
     from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
     from kmqpy.storages.zookeeper.znodes import Znodes

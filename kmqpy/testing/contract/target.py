@@ -48,14 +48,15 @@ _CHECK_INTERVAL_S = 0.25
 class Target:
     """Tells the suite how to open a storage, and how to disturb it. A test whose hook is None is skipped.
 
-    open             opens the storage: returns a Storage object, each time another one with the same queues
-    url              url of the storage without `queue=`, for tests that start other processes
-    pass_time        lets the given number of seconds pass on the storage's clock
-    real_time        False: the storage's clock moves only by pass_time
-    open_with_clock  opens the storage with this clock as the clock of the client's machine
-    kill_server      kills the server with -9, and starts it again
-    cut_connections  breaks all connections to the server; new connections work
-    connections      returns the number of connections of this process to the server
+    Args:
+        open: Opens the storage: returns a Storage object, each time another one with the same queues.
+        url: Url of the storage without `queue=`, for tests that start other processes.
+        pass_time: Lets the given number of seconds pass on the storage's clock.
+        real_time: False: the storage's clock moves only by pass_time.
+        open_with_clock: Opens the storage with this clock as the clock of the client's machine.
+        kill_server: Kills the server with -9, and starts it again.
+        cut_connections: Breaks all connections to the server; new connections work.
+        connections: Returns the number of connections of this process to the server.
     """
 
     open: Callable[[], Storage]

@@ -90,7 +90,14 @@ class DistributedQueue(Generic[T]):
         return self._last_count
 
     def set_error_mode(self, mode: ErrorMode) -> None:
-        """Change what becomes of items whose consumer fails from now on. Raises ConfigError."""
+        """Change what becomes of items whose consumer fails from now on.
+
+        Args:
+            mode: What becomes of them.
+
+        Raises:
+            ConfigError: The queue has no lock_path, so failed items are deleted already.
+        """
         if not isinstance(mode, ErrorMode):
             raise ConfigError(f"error_mode: {shown(mode)} is not an ErrorMode")
         if self._options.lock_path is None:
@@ -98,19 +105,29 @@ class DistributedQueue(Generic[T]):
         self._error_mode = mode
 
     def add_put_listener(self, listener: PutListener) -> None:
-        """Tell this listener, too, of the outcome of puts from now on."""
+        """Tell this listener, too, of the outcome of puts from now on.
+
+        Args:
+            listener: A PutListener.
+        """
         with self._outstanding_changed:
             self._put_listeners = (*self._put_listeners, listener)
 
     def remove_put_listener(self, listener: PutListener) -> None:
-        """Tell this listener no more; does nothing if it is not told."""
+        """Tell this listener no more; does nothing if it is not told.
+
+        Args:
+            listener: One that was added.
+        """
         with self._outstanding_changed:
             self._put_listeners = tuple(one for one in self._put_listeners if one is not listener)
 
     def start(self) -> None:
         """Create missing znodes and start to consume.
 
-        Raises ConfigError if start() was called before; Unavailable.
+        Raises:
+            ConfigError: start() was called before.
+            Unavailable: The storage does not answer.
         """
         if self._started:
             raise ConfigError("start: this queue was started before; build another one")
@@ -153,20 +170,44 @@ class DistributedQueue(Generic[T]):
         self.close()
 
     def put(self, item: T, *, timeout: float | None = None) -> bool:
-        """Put one item; return False if the queue had max_items for `timeout` s (None: wait without limit).
+        """Put one item.
 
         In the background (the default without max_items) put() returns before ZooKeeper has answered, and a
-        PutListener learns the outcome. Raises MessageError if the item is too large (nothing was sent), and
-        in the foreground UnknownOutcome if the answer was lost. Raises Unavailable, and as check_usable().
+        PutListener learns the outcome.
+
+        Args:
+            item: What the serializer takes; by default bytes.
+            timeout: Seconds to wait while the queue has max_items; None: without limit.
+
+        Returns:
+            False if the queue had max_items for `timeout`.
+
+        Raises:
+            MessageError: The item is too large; nothing was sent.
+            UnknownOutcome: In the foreground: the answer was lost.
+            Unavailable: ZooKeeper does not answer.
+            ConfigError: start() was not called.
+            Closed: The queue is closed.
         """
         return self.put_multi([item], timeout=timeout)
 
     def put_multi(self, items: Iterable[T], *, timeout: float | None = None) -> bool:
-        """Put several items in one znode: a consumer takes, and requeues, all of them together."""
+        """Put several items in one znode: a consumer takes, and requeues, all of them together.
+
+        Args:
+            items: Each as for put().
+            timeout: As for put().
+        """
         return self.put_named(PREFIX, items, timeout=timeout)
 
     def put_named(self, prefix: str, items: Iterable[T], *, timeout: float | None = None) -> bool:
-        """Put items in a znode whose name begins with `prefix`; this may hold an id, priority or due time."""
+        """Put items in a znode whose name begins with `prefix`.
+
+        Args:
+            prefix: Holds an id, priority or due time.
+            items: Each as for put().
+            timeout: As for put().
+        """
         self.check_usable()
         given = list(items)
         data = encode_items([self._serialized(item) for item in given])
@@ -188,19 +229,37 @@ class DistributedQueue(Generic[T]):
         return data
 
     def flush_puts(self, timeout: float) -> bool:
-        """Wait up to `timeout` s until each put has succeeded or failed; return False if some have not."""
+        """Wait until each put has succeeded or failed.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            False if some puts are still under way.
+        """
         with self._outstanding_changed:
             return self._outstanding_changed.wait_for(lambda: not self._outstanding, timeout)
 
     def children(self) -> list[str]:
-        """Return the names of all items, in the order of consumption. Raises Unavailable."""
+        """Return the names of all items, in the order of consumption.
+
+        Raises:
+            Unavailable: The storage does not answer.
+        """
         self.check_usable()
         with unavailable(self._zk):
             names = self._zk.get_children(self._path)
         return self._names.order(name for name in names if name.startswith(PREFIX))
 
     def remove(self, name: str) -> bool:
-        """Delete one item by its znode's name; return False if it is gone or locked. Raises Unavailable."""
+        """Delete one item; return False if it is gone or locked.
+
+        Args:
+            name: The name of its znode.
+
+        Raises:
+            Unavailable: The storage does not answer.
+        """
         self.check_usable()
         with unavailable(self._zk):
             if self._options.lock_path is None:
@@ -478,11 +537,24 @@ class DistributedIdQueue(DistributedQueue[T]):
         super().__init__(options, BY_ID)
 
     def put_with_id(self, item: T, item_id: str, *, timeout: float | None = None) -> bool:
-        """Put one item under an id, in which `/` and `|` become `_`; otherwise like put()."""
+        """Put one item under an id; otherwise like put().
+
+        Args:
+            item: As for put().
+            item_id: Text; `/` and `|` become `_`.
+            timeout: As for put().
+        """
         return self.put_named(id_prefix(item_id), [item], timeout=timeout)
 
     def remove_by_id(self, item_id: str) -> int:
-        """Remove the items of this id that nobody consumes now; return how many. Raises Unavailable."""
+        """Remove the items of this id that nobody consumes now; return how many.
+
+        Args:
+            item_id: As for put_with_id().
+
+        Raises:
+            Unavailable: The storage does not answer.
+        """
         wanted = cleaned_id(item_id)
         return sum(self.remove(name) for name in self.children() if id_of(name) == wanted)
 
@@ -491,7 +563,13 @@ class DistributedPriorityQueue(DistributedQueue[T]):
     """A queue whose items have priorities; lower numbers come first, as in Curator."""
 
     def put_with_priority(self, item: T, priority: int, *, timeout: float | None = None) -> bool:
-        """Put one item with a priority of 32 bits, signed; otherwise like put()."""
+        """Put one item with a priority; otherwise like put().
+
+        Args:
+            item: As for put().
+            priority: 32 bits, signed; lower ones come first.
+            timeout: As for put().
+        """
         return self.put_named(priority_prefix(priority), [item], timeout=timeout)
 
 
@@ -502,5 +580,11 @@ class DistributedDelayQueue(DistributedQueue[T]):
         super().__init__(options, DELAYED)
 
     def put_until(self, item: T, due_ms: int, *, timeout: float | None = None) -> bool:
-        """Put one item that is due at `due_ms`, in ms since 1970 UTC; otherwise like put()."""
+        """Put one item that is due later; otherwise like put().
+
+        Args:
+            item: As for put().
+            due_ms: When, in ms since 1970 UTC.
+            timeout: As for put().
+        """
         return self.put_named(delay_prefix(due_ms), [item], timeout=timeout)

@@ -33,13 +33,20 @@ class Consumer(Protocol[Item_contra]):
     """Consumes the items of a queue; without an executor, one at a time."""
 
     def consume(self, item: Item_contra, /) -> None:
-        """Process one item; after an exception, ErrorMode says what becomes of the item."""
+        """Process one item; after an exception, ErrorMode says what becomes of the item.
+
+        Args:
+            item: What the serializer returned; by default bytes.
+        """
         ...
 
     def connection_changed(self, state: str) -> None:
-        """Called with kazoo's states: SUSPENDED (stop: locks may be lost soon), LOST (they are), CONNECTED.
+        """Called with each new state of kazoo's connection.
 
         The method must not block: kazoo's own thread calls it.
+
+        Args:
+            state: SUSPENDED (stop: locks may be lost soon), LOST (they are) or CONNECTED.
         """
         ...
 
@@ -48,11 +55,20 @@ class PutListener(Protocol):
     """Learns the outcome of each put; must not block, because kazoo's thread calls it for background puts."""
 
     def put_completed(self, items: Sequence[Any]) -> None:
-        """The items of one znode are stored."""
+        """The items of one znode are stored.
+
+        Args:
+            items: All of the znode.
+        """
         ...
 
     def put_failed(self, items: Sequence[Any], error: Exception) -> None:
-        """The items are not in the queue; if `error` is UnknownOutcome, they may be."""
+        """The items are not in the queue.
+
+        Args:
+            items: All of the znode.
+            error: Why; after UnknownOutcome they may be in the queue.
+        """
         ...
 
 
@@ -136,7 +152,11 @@ class QueueOptions(Generic[T]):
         return self.max_items is None if self.put_in_background is None else self.put_in_background
 
     def named(self, names: ItemNames) -> ItemNames:
-        """Return the functions of names of a kind of queue, with those that this builder replaces."""
+        """Return the functions of names of a kind of queue, with those that this builder replaces.
+
+        Args:
+            names: Those of the kind of queue.
+        """
         return replace(names, **self._own_names())
 
     def _own_names(self) -> dict[str, Any]:

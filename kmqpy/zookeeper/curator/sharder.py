@@ -35,11 +35,14 @@ class QueueSharder(Generic[Q]):
 
     The order of items is kept within each queue only.
 
-    build          makes the queue of a path, say `lambda path: replace(builder, path=path).build_queue()`
-    leader_path    the znode of a lock: who adds a queue holds it
-    threshold      a queue with so many items gets a sibling, and no more puts until it has half as many
-    check_every_s  how often the sizes are looked at, in seconds
-    max_queues     no more queues than these are made
+    Args:
+        zk: A started kazoo client; never stopped here.
+        build: Makes the queue of a path, say `lambda path: replace(builder, path=path).build_queue()`.
+        path: The parent of the queues.
+        leader_path: The znode of a lock: who adds a queue holds it.
+        threshold: A queue with so many items gets a sibling, and no more puts until it has half as many.
+        check_every_s: How often the sizes are looked at, in seconds.
+        max_queues: No more queues than these are made.
     """
 
     def __init__(
@@ -69,7 +72,11 @@ class QueueSharder(Generic[Q]):
         self._thread = threading.Thread(target=self._run, name="curator-sharder", daemon=True)
 
     def start(self) -> None:
-        """Start the queues that there are, or a first one. Raises Unavailable."""
+        """Start the queues that there are, or a first one.
+
+        Raises:
+            Unavailable: The storage does not answer.
+        """
         with unavailable(self._zk):
             ensure_path(self._zk, self._path)
             self._adopt()

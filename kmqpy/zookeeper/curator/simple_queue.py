@@ -23,8 +23,10 @@ class SimpleDistributedQueue:
     At most once: an item is deleted before it is returned. Methods raise Unavailable; after one of poll() or
     take(), an item may be lost.
 
-    zk                a started kazoo client; the queue never stops it
-    max_packet_bytes  the jute.maxbuffer of the servers
+    Args:
+        zk: A started kazoo client; the queue never stops it.
+        path: The znode of the queue.
+        max_packet_bytes: The jute.maxbuffer of the servers.
     """
 
     def __init__(self, zk: KazooClient, path: str, *, max_packet_bytes: int = MAX_PACKET_BYTES) -> None:
@@ -36,7 +38,14 @@ class SimpleDistributedQueue:
         self._children = WatchedChildren(zk, path)
 
     def offer(self, item: bytes) -> None:
-        """Put an item at the end. Raises MessageError if it is not bytes, or too large."""
+        """Put an item at the end.
+
+        Args:
+            item: Bytes.
+
+        Raises:
+            MessageError: The item is not bytes, or too large.
+        """
         if not isinstance(item, bytes):
             raise MessageError(f"item: {type(item).__name__} is not bytes")
         path = f"{self._path}/{_PREFIX}"
@@ -53,11 +62,19 @@ class SimpleDistributedQueue:
         return self._first(remove=False)
 
     def poll(self, timeout: float = 0.0) -> bytes | None:
-        """Remove and return the first item; None if there is none for `timeout` s."""
+        """Remove and return the first item; None if there is none.
+
+        Args:
+            timeout: Seconds to wait for one.
+        """
         return self.take(timeout)
 
     def take(self, timeout: float | None = None) -> bytes | None:
-        """Remove and return the first item; wait for one, without limit or for `timeout` s (then: None)."""
+        """Remove and return the first item; wait for one.
+
+        Args:
+            timeout: Seconds to wait for one, then None; default: without limit.
+        """
         deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         while (found := self._first(remove=True)) is None:
             left = _LOOK_AGAIN_AFTER_S if deadline is None else deadline - SYSTEM_CLOCK.monotonic()

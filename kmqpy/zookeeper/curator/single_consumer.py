@@ -28,11 +28,16 @@ class _CuratorLock(Lock):  # type: ignore[misc]  # kazoo ships no types
 
 
 class SingleConsumer:
-    """Consumes a queue while this process is the leader of `leader_path`; else waits to become the leader.
+    """Consumes a queue while this process is the leader; else waits to become the leader.
 
-    `build` (`builder.build_queue`, say, without an executor) makes a new queue each time that this process
-    becomes the leader. When the connection is suspended, the process stops consuming: another may be the
+    When the connection is suspended, the process stops consuming: another may be the
     leader soon. Candidates become the leader in the order in which they came.
+
+    Args:
+        zk: A started kazoo client; never stopped here.
+        leader_path: The znode of the candidates.
+        build: Makes a new queue each time that this process becomes the leader: `builder.build_queue`, say,
+            without an executor.
     """
 
     def __init__(self, zk: KazooClient, leader_path: str, build: Callable[[], DistributedQueue[Any]]) -> None:

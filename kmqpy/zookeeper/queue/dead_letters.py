@@ -23,9 +23,12 @@ _REQUESTS_AT_ONCE = 100
 class DeadItem:
     """An item that was handed out as often as the policy allows.
 
-    name     the name that the item had in its queue; redrive() and purge() take it
-    taken    how often it was handed out; None if that is not known
-    died_ms  when the item became a dead letter, in ms since 1970 UTC by ZooKeeper's clock
+    Attributes:
+        queue: The queue's name.
+        name: The name that the item had in its queue; redrive() and purge() take it.
+        body: What was put.
+        died_ms: When the item became a dead letter, in ms since 1970 UTC by ZooKeeper's clock.
+        taken: How often it was handed out; None if that is not known.
     """
 
     queue: str
@@ -54,7 +57,11 @@ class DeadItems:
         self._paths = paths
 
     def list(self, limit: int = 100) -> list[DeadItem]:
-        """Return up to `limit` dead letters: higher priorities first, then the oldest."""
+        """Return dead letters: higher priorities first, then the oldest.
+
+        Args:
+            limit: The most to return.
+        """
         check_limit(limit)
         queue, found = self._paths.queue, []
         denied: set[str] = set()
@@ -77,6 +84,9 @@ class DeadItems:
         """Put dead letters, by default all, back as new items of the same priority; their takes count from 0.
 
         Returns how many it put back; a dead letter that is gone does not count.
+
+        Args:
+            names: DeadItem.name of each; default: all.
         """
         denied: set[str] = set()
         with unavailable(self._zk):
@@ -86,7 +96,11 @@ class DeadItems:
         return done
 
     def purge(self, names: Iterable[str] | None = None) -> int:
-        """Delete dead letters, by default all; return how many. A dead letter that is gone does not count."""
+        """Delete dead letters, by default all; return how many. A dead letter that is gone does not count.
+
+        Args:
+            names: DeadItem.name of each; default: all.
+        """
         with unavailable(self._zk):
             groups = _groups(self._chosen(names))
             return self._committed([self._removal(name) for name in some] for some in groups)

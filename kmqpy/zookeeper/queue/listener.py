@@ -27,7 +27,13 @@ class MessageConsumer:
         self._transaction = transaction
 
     def put_on_commit(self, target: str, body: bytes | str, *, priority: int = 0) -> None:
-        """Put an item to queue `target` in the commit that removes the item being processed."""
+        """Put an item to a queue in the commit that removes the item being processed.
+
+        Args:
+            target: The name of the queue.
+            body: As for Transaction.put().
+            priority: As for Transaction.put().
+        """
         self._transaction.put(target, body, priority=priority)
 
 
@@ -36,11 +42,18 @@ class Listener:
 
     When the function returns, one commit removes the item and stores the items that the function put on
     commit. After an exception of the function, or trouble with ZooKeeper, the worker rolls back, and the item
-    is handed out again as the policy says. The worker then pauses for `backoff`.
+    is handed out again as the policy says.
 
-    start  False: nothing is taken before start() is called
+    Args:
+        queue: Where it takes items.
+        source: The name of the queue.
+        listener: Called with a MessageConsumer and the Item.
+        workers: How many threads.
+        backoff: The pause of a worker after a failure.
+        start: False: nothing is taken before start() is called.
 
-    Raises ConfigError for arguments that are wrong.
+    Raises:
+        ConfigError: For arguments that are wrong.
     """
 
     def __init__(

@@ -28,8 +28,9 @@ from kmqpy.errors import ConfigError
 class Meta:
     """The content of a meta znode: what a Policy remembers of an item.
 
-    taken          how often the item was handed out
-    not_before_ms  the item waits until then, in ms since 1970 UTC
+    Attributes:
+        taken: How often the item was handed out.
+        not_before_ms: The item waits until then, in ms since 1970 UTC.
     """
 
     taken: int = 0
@@ -41,7 +42,11 @@ class Meta:
 
     @classmethod
     def decode(cls, data: bytes) -> Meta:
-        """Return the meta in `data`; if there is none, that of an item that was never taken."""
+        """Return the meta; if there is none, that of an item that was never taken.
+
+        Args:
+            data: The content of a meta znode.
+        """
         try:
             found = json.loads(data)
             return cls(taken=max(0, int(found["taken"])), not_before_ms=int(found.get("not_before_ms", 0)))
@@ -68,7 +73,12 @@ class Policy(Protocol):
         ...
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:
-        """Return the meta to write when the item is handed out, or why the item is not handed out."""
+        """Return the meta to write when the item is handed out, or why the item is not handed out.
+
+        Args:
+            meta: What is known of the item.
+            now_ms: ZooKeeper's time, in ms since 1970.
+        """
         ...
 
 
@@ -76,7 +86,8 @@ class Policy(Protocol):
 class AtLeastOnce:
     """Hands an item out until a transaction with this item is committed.
 
-    backoff  the delay after each take before which the item is not taken again; None: no delay
+    Args:
+        backoff: The delay after each take before which the item is not taken again; None: no delay.
     """
 
     backoff: Backoff | None = None
@@ -99,7 +110,9 @@ class AtLeastOnce:
 class ConsumeTimes:
     """Hands an item out at most `times` times; the next attempt to take it moves it to the queue's dlq.
 
-    backoff  as in AtLeastOnce
+    Args:
+        times: At least 1.
+        backoff: As in AtLeastOnce.
     """
 
     times: int

@@ -27,9 +27,11 @@ for that commit any more, and a client that still uses the record creates it aga
 class ZkQueueStats:
     """How many items a queue has.
 
-    items  all that are not dead letters, taken ones included
-    taken  those that transactions have taken
-    dead   the dead letters
+    Attributes:
+        queue: The queue's name.
+        items: All that are not dead letters, taken ones included.
+        taken: Those that transactions have taken.
+        dead: The dead letters.
     """
 
     queue: str
@@ -41,8 +43,15 @@ class ZkQueueStats:
 class ZkQueue(SharedQueues):
     """Takes items from any number of queues and puts items to them, over one connection. Thread-safe.
 
-    close() ends the session: all locks are gone then, and the transactions can't be used any more. The
-    constructor raises Unavailable if ZooKeeper does not answer, and AccessDenied.
+    close() ends the session: all locks are gone then, and the transactions can't be used any more.
+
+    Args:
+        connection: Where ZooKeeper is.
+        settings: Of its queues; default: those of ZkQueueSettings.
+
+    Raises:
+        Unavailable: ZooKeeper does not answer.
+        AccessDenied: The server refuses the login, or the operation.
     """
 
     def __init__(
@@ -61,7 +70,14 @@ class ZkQueue(SharedQueues):
         self.close()
 
     def init(self, *queues: str) -> None:
-        """Create missing znodes of these queues, and delete old commit records. Raises Unavailable."""
+        """Create missing znodes of these queues, and delete old commit records.
+
+        Args:
+            queues: Their names.
+
+        Raises:
+            Unavailable: The storage does not answer.
+        """
         zk, commits = self.session.zk, transactions_path(self.settings.root)
         with unavailable(zk):
             ensure_path(zk, commits)
@@ -84,7 +100,15 @@ class ZkQueue(SharedQueues):
         return Transaction(self)
 
     def size(self, queue: str) -> int:
-        """Return the number of items, taken ones included. Raises Unavailable, QueueNotFound."""
+        """Return the number of items, taken ones included.
+
+        Args:
+            queue: The queue's name.
+
+        Raises:
+            Unavailable: The storage does not answer.
+            QueueNotFound: There is no such queue.
+        """
         with unavailable(self.session.zk):
             stat = self.session.get(self.session.zk.exists_async(self.paths(queue).items))
         if stat is None:
@@ -92,7 +116,11 @@ class ZkQueue(SharedQueues):
         return int(stat.numChildren)
 
     def queues(self) -> list[str]:
-        """Return the names of the queues below `root`, sorted; none without `root`. Raises Unavailable."""
+        """Return the names of the queues below `root`, sorted; none without `root`.
+
+        Raises:
+            Unavailable: The storage does not answer.
+        """
         zk = self.session.zk
         with unavailable(zk):
             try:
@@ -102,7 +130,15 @@ class ZkQueue(SharedQueues):
             return [name for name in sorted(names) if zk.exists(self.paths(name).items) is not None]
 
     def stats(self, queue: str) -> ZkQueueStats:
-        """Return how many items a queue has. Raises Unavailable, QueueNotFound."""
+        """Return how many items a queue has.
+
+        Args:
+            queue: The queue's name.
+
+        Raises:
+            Unavailable: The storage does not answer.
+            QueueNotFound: There is no such queue.
+        """
         paths, zk = self.paths(queue), self.session.zk
         with unavailable(zk):
             try:
@@ -113,11 +149,23 @@ class ZkQueue(SharedQueues):
         return ZkQueueStats(queue=queue, items=self.size(queue), taken=taken, dead=dead)
 
     def dead_letters(self, queue: str) -> DeadItems:
-        """Return the dead letters of a queue: the items that the policy handed out too often."""
+        """Return the dead letters of a queue: the items that the policy handed out too often.
+
+        Args:
+            queue: The queue's name.
+        """
         return DeadItems(self.session, self.reads, self.paths(queue))
 
     def wait_for_change(self, source: str, timeout: float) -> bool:
-        """Wait until the items or locks of a queue may have changed; return False after `timeout` s."""
+        """Wait until the items or locks of a queue may have changed.
+
+        Args:
+            source: The queue's name.
+            timeout: Seconds.
+
+        Returns:
+            False after `timeout`.
+        """
         return self.source(source).changed.wait(timeout)
 
     def close(self) -> None:

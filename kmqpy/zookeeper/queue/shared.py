@@ -29,14 +29,15 @@ _WARN_EVERY_S = 60.0
 class ZkQueueSettings:
     """The settings of a ZkQueue; all processes that share a queue should use the same settings.
 
-    root                the parent of all queues
-    policy              how often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce, or a Policy
-                        of your own
-    policies            the policies of single queues, by name; all others have `policy`
-    strict_fifo         whether no item is handed out while another transaction has an earlier item
-    session_timeout_ms  ZooKeeper removes the locks of a killed process after this many ms
-    max_packet_bytes    the jute.maxbuffer of the servers; a commit that is not a little smaller
-                        (see packets.py) raises MessageError
+    Args:
+        root: The parent of all queues.
+        policy: How often an item is handed out: AtLeastOnce, ConsumeTimes, ConsumeOnce, or a Policy of your
+            own.
+        policies: The policies of single queues, by name; all others have `policy`.
+        strict_fifo: Whether no item is handed out while another transaction has an earlier item.
+        session_timeout_ms: ZooKeeper removes the locks of a killed process after this many ms.
+        max_packet_bytes: The jute.maxbuffer of the servers; a commit that is not a little smaller (see
+            packets.py) raises MessageError.
     """
 
     root: str = "/zms"
@@ -57,7 +58,11 @@ class ZkQueueSettings:
             _check_policy(f"policies[{queue!r}]", policy)
 
     def policy_of(self, queue: str) -> Policy:
-        """Return the policy of a queue."""
+        """Return the policy of a queue.
+
+        Args:
+            queue: The queue's name.
+        """
         return self.policies.get(queue, self.policy)
 
 
@@ -84,17 +89,33 @@ class SharedQueues:
         self._throttle = Throttle(_WARN_EVERY_S)
 
     def paths(self, queue: str) -> QueuePaths:
-        """Return the paths of a queue's znodes; raise ConfigError if no queue can have this name."""
+        """Return the paths of a queue's znodes.
+
+        Args:
+            queue: The queue's name.
+
+        Raises:
+            ConfigError: No queue can have this name.
+        """
         return QueuePaths(self.settings.root, queue)
 
     def source(self, queue: str) -> Candidates:
-        """Return the Candidates of a queue, which all threads share."""
+        """Return the Candidates of a queue, which all threads share.
+
+        Args:
+            queue: The queue's name.
+        """
         with self._mutex:
             if queue not in self._sources:
                 self._sources[queue] = Candidates(self.session, self.paths(queue))
             return self._sources[queue]
 
     def warn_of_item(self, queue: str, error: KmqError) -> None:
-        """Log, once a minute for each item, that it can't be taken."""
+        """Log, once a minute for each item, that it can't be taken.
+
+        Args:
+            queue: The queue's name.
+            error: Names the item, and why.
+        """
         if self._throttle.allows(str(error)):
             _log.warning("queue %s: an item can't be taken and stays: %s", queue, error)

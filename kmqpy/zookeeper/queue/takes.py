@@ -27,7 +27,11 @@ log = logging.getLogger(__name__)
 class Item:
     """An item that a transaction has taken.
 
-    taken  how often it was handed out, this time included; None where the policy does not count
+    Attributes:
+        queue: The queue's name.
+        name: The name of its znode.
+        body: What was put.
+        taken: How often it was handed out, this time included; None where the policy does not count.
     """
 
     queue: str

@@ -71,21 +71,34 @@ class Transaction:
         self.rollback()
 
     def try_take(self, source: str) -> Item | None:
-        """Lock the next item of queue `source` and return it; None if there is none.
+        """Lock the next item of a queue and return it; None if there is none.
 
         An item that we may not read, or that has znodes of others below it, stays where it is; a warning
-        names it if no other item is left. With strict_fifo no item overtakes it: try_take() raises
-        AccessDenied or ConfigError, which names the item.
+        names it if no other item is left. With strict_fifo no item overtakes it.
 
-        Raises Closed, SessionExpired, Unavailable, QueueNotFound. After any error only rollback() is of use.
+        After any error only rollback() is of use.
+
+        Args:
+            source: The name of the queue.
+
+        Raises:
+            Closed: It was closed.
+            SessionExpired: The session with ZooKeeper has ended.
+            Unavailable: The storage does not answer.
+            QueueNotFound: There is no such queue.
+            AccessDenied: With strict_fifo: such an item is the next; the text names it. So with ConfigError.
         """
         taken = self.try_take_many(source, 1)
         return taken[0] if taken else None
 
     def try_take_many(self, source: str, limit: int) -> list[Item]:
-        """Lock up to `limit` of the next items of queue `source`, in few requests; raises as try_take().
+        """Lock the next items of a queue, in few requests; raises as try_take().
 
         With strict_fifo each item is locked by a request of its own.
+
+        Args:
+            source: The name of the queue.
+            limit: The most to take.
         """
         check_limit(limit)
         with self._mutex:
@@ -95,12 +108,18 @@ class Transaction:
             return self._take_free(source, limit)
 
     def put(self, target: str, body: bytes | str, *, priority: int = 0) -> None:
-        """Store an item in queue `target` when the transaction is committed; makes no network call.
+        """Store an item in a queue when the transaction is committed; makes no network call.
 
-        body      text is stored as UTF-8; Item.body is bytes
-        priority  0 to 9; a higher one is handed out first
+        Args:
+            target: The name of the queue.
+            body: Text is stored as UTF-8; Item.body is bytes.
+            priority: 0 to 9; a higher one is handed out first.
 
-        Raises ConfigError and MessageError for arguments that are wrong, Closed, SessionExpired.
+        Raises:
+            ConfigError: An argument or setting is invalid.
+            MessageError: The storage can't take the message.
+            Closed: It was closed.
+            SessionExpired: The session with ZooKeeper has ended.
         """
         body = _bytes_of(body)
         if not 0 <= priority <= MAX_PRIORITY:
