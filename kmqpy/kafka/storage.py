@@ -141,7 +141,7 @@ class KafkaStorage:
         retention_ms = topics.pop("retention_ms", None)
         adopt = convert("adopt", settings.get("adopt", False), bool)
         with self._use_admin() as admin:
-            if any(one.settings.name == name for one in admin.list_queues()):
+            if admin.is_registered(name):
                 raise ConfigError(
                     f"queue: there is a queue {name!r} already; open it, or change its settings with: "
                     f"kmq queue alter {name}"

@@ -656,6 +656,18 @@ def test_permissions_edit_the_policy(sqs, queue, name):
     assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["Policy"])
 
 
+def test_a_policy_has_at_most_8192_bytes(sqs, queue):
+    def put(characters):
+        policy = json.dumps({"Statement": {}, "Id": characters}, ensure_ascii=False)
+        sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": policy})
+
+    room = 8_192 - len('{"Statement": {}, "Id": ""}')
+    put("a" * room)
+    with pytest.raises(ClientError) as error:
+        put("é" * (room // 2 + 1))
+    assert code(error) == "InvalidAttributeValue"
+
+
 def test_queues_are_listed_in_pages(sqs, name):
     urls = [sqs.create_queue(QueueName=f"{name}-{n}")["QueueUrl"] for n in range(3)]
     first = sqs.list_queues(QueueNamePrefix=name, MaxResults=2)

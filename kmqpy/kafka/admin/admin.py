@@ -113,6 +113,14 @@ class Admin(Closeable):
         """Return the registered queues in the order of their names; logs and skips unreadable ones."""
         return self._context.registry.queues()
 
+    def is_registered(self, name: str) -> bool:
+        """True if list_queues() has the queue; reads nothing of the others."""
+        try:
+            known = self._context.registered(name)
+        except ConfigError:  # its settings can't be read
+            return False
+        return known is not None and known.settings.lane_of is None
+
     def queue_names(self) -> list[str]:
         """Return the names of the registered queues, sorted; also of those that can't be read."""
         return self._context.registry.queue_names()
