@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, NoReturn, Unpack
 from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import build, convert, nearest, refuse_unknown
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
@@ -77,7 +77,7 @@ class KafkaQueueDescription(QueueDescription):
     counts: QueueStats
 
 
-class KafkaStorage:
+class KafkaStorage(Closeable):
     """Makes, changes, opens, checks and deletes the queues of one Kafka and ZooKeeper root, see Storage.
 
     The queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
@@ -280,14 +280,6 @@ class KafkaStorage:
                 all_of_them.callback(self._idle_closer.join)
             for queue in queues:
                 all_of_them.callback(queue.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open_queue(
         self,
