@@ -383,7 +383,7 @@ class KmqClient(Closeable):
             consumer.nack(*messages, delay=delay, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
-        """Let the leases of messages end `lease` seconds from now, be that later or earlier than before.
+        """Let the leases of messages end `lease` seconds from now, even if they would have ended later.
 
         Returns the receipts of lost messages, those that are no longer the caller's, as far as the client
         finds out. It finds out only where the queue has late acks and the caller gives messages, not

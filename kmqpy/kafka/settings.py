@@ -419,7 +419,7 @@ def queue_of(name: str) -> str:
 def check_topic_name(name: str, field_name: str) -> None:
     """Raise ConfigError unless Kafka accepts `name` as the name of a topic."""
     if not is_topic_name(name):
-        raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
+        raise ConfigError(f"{field_name}: invalid topic name {name!r}: use 1 to 249 of a-z A-Z 0-9 . _ -")
 
 
 def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -406,7 +406,7 @@ def _check_fixed(key: str, value: Any) -> None:
 
 def _check_name(name: object) -> None:
     if not is_topic_name(name):
-        raise ConfigError(f"queue: {name!r} is no name; on Kafka, 1 to 249 of a-z A-Z 0-9 . _ - are")
+        raise ConfigError(f"queue: invalid name {name!r}: on Kafka use 1 to 249 of a-z A-Z 0-9 . _ -")
 
 
 def _raise_not_found(admin: Admin, name: str, *, has_registry: bool) -> NoReturn:

@@ -231,7 +231,7 @@ class TestBadInput:
             other.undelivered()
 
     def test_an_invalid_name_is_refused(self, spark):
-        with pytest.raises(ConfigError, match="is no topic name"):
+        with pytest.raises(ConfigError, match="invalid topic name"):
             KmqSpark(spark, "host:9092", "bad/name")
 
     def test_another_spark(self, spark, monkeypatch):

@@ -113,7 +113,7 @@ class TestQueueSettings:
             (b"null", "expected a JSON object, found NoneType"),
             (b"{}", "name"),
             (b'{"name": 5}', "name: 5"),
-            (b'{"name": "a b"}', "name: 'a b' is no topic name"),
+            (b'{"name": "a b"}', "name: invalid topic name 'a b'"),
             (b'{"name": "q", "max_redelivery": 3}', "did you mean max_redeliveries"),
             (b'{"name": "q", "max_redeliveries": 3.5}', "max_redeliveries: 3.5"),
             (b'{"name": "q", "lease_ms": NaN}', "lease_ms: nan"),
