@@ -182,7 +182,7 @@ class QueueSettings(QueuePolicy):
 
     @property
     def queue_name(self) -> str:
-        """The name of the queue, also in the settings of a lane, where `name` is that of the lane's topic."""
+        """The name of the queue, even in the settings of a lane, where `name` is that of the lane's topic."""
         return self.lane_of or self.name
 
     @property
@@ -214,7 +214,7 @@ class QueueSettings(QueuePolicy):
 
     @property
     def main_markers_topic(self) -> str:
-        """The markers topic of the main lane, also in the settings of another lane."""
+        """The markers topic of the main lane, even in the settings of another lane."""
         return str(self.__dict__.get("_main_markers", self.markers_topic))
 
     @property

@@ -60,7 +60,7 @@ def memory_storage(clock: Clock | None = None) -> Storage:
     """Make a storage in memory, without queues.
 
     Leases and delays follow `clock` (default: a ManualClock that nobody moves). receive() waits at
-    most 20 ms for a message, also if its `wait` is longer: a clock that stands still would never end it.
+    most 20 ms for a message, even if its `wait` is longer: a clock that stands still would never end it.
     """
     from kmqpy.storages.memory import MemoryEngine
     from kmqpy.storages.stored_storage import StoredStorage
