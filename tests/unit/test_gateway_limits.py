@@ -5,6 +5,8 @@ import gzip
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, Rate, Share, TooLarge, read_body
 from kmqpy.testing import ManualClock
@@ -19,6 +21,15 @@ def body_of(chunks, encoding="", most=1_000, held=10_000):
         return await read_body(source(), encoding, Share(Held(held)), most)
 
     return asyncio.run(main())
+
+
+@given(st.binary(max_size=900), st.integers(1, 50))
+def test_bodies_are_read_plain_and_compressed(body, size):
+    packed = gzip.compress(body)
+    assert body_of([body[at : at + size] for at in range(0, len(body), size)]) == body
+    assert body_of([packed[at : at + size] for at in range(0, len(packed), size)], "gzip") == body
+    assert body_of([packed], "GZIP, identity") == body
+    assert body_of([packed + packed[:7], packed[7:]], "gzip", most=1_800) == body + body
 
 
 def test_bodies_that_are_too_large_or_no_gzip_are_refused():
