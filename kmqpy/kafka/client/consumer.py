@@ -446,7 +446,7 @@ class QueueConsumer(Closeable):
             raise Closed(f"the client of queue {self._queue.name!r} is closed")
 
     def _watch_topics(self) -> None:
-        """Start the housekeeper, which notices recreated topics also in a client that never receives."""
+        """Start the housekeeper, which notices recreated topics even in a client that never receives."""
         if not self._housekeeper.is_started:
             self._guard.raise_if_inherited()
             self._housekeeper.ensure_started()
