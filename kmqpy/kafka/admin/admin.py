@@ -10,7 +10,7 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext, name_of
 from kmqpy.kafka.admin.doctor import Doctor
@@ -115,11 +115,11 @@ class Admin(Closeable):
 
     def is_registered(self, name: str) -> bool:
         """True if list_queues() has the queue; reads nothing of the others."""
+        registry = self._context.registry
         try:
-            known = self._context.registered(name)
-        except ConfigError:  # its settings can't be read
+            return registry.get(name).settings.lane_of is None
+        except (QueueNotFound, ConfigError):  # there is none, or its settings can't be read
             return False
-        return known is not None and known.settings.lane_of is None
 
     def queue_names(self) -> list[str]:
         """Return the names of the registered queues, sorted; also of those that can't be read."""
