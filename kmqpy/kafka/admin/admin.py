@@ -218,19 +218,16 @@ class Admin(Closeable):
         return QueueDeletion(self._context).deletion(name_of(queue), leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
-        """Return the first `limit` messages in flight, delayed ones included; None: all.
-
-        In flight is a message that was taken and is not finished. Messages that were taken first come first.
-        """
-        settings, known = self._context.find(queue)
+        """See KafkaStorage.in_flight."""
         context = self._context
+        settings, known = context.find(queue)
         tracked = partial(context.tracked, known=known)
         return stats.in_flight(
             context.connection, settings, tracked=tracked, topics=context.topics, limit=limit
         )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
-        """Return counts of the queue and of each partition, and which tracker has the partition."""
+        """See KafkaStorage.stats."""
         return self._context.stats(queue)
 
     def purge(self, queue: str | QueueSettings) -> int:
@@ -242,9 +239,8 @@ class Admin(Closeable):
         return QueuePurge(self._context).purge(queue)
 
     def doctor(self, queue: str | QueueSettings | None = None, *, reads_logs: bool = False) -> list[Finding]:
-        """Return findings about one queue, or about every queue and what belongs to none.
+        """See KafkaStorage.doctor.
 
-        For each queue, errors come first; a queue with which nothing is wrong has one finding, `ok`.
         With `reads_logs`, all that clients and the next tracker have still to read is looked at for damage,
         not only where they begin.
         """
