@@ -66,13 +66,7 @@ class PartitionRedelivery:
         log: KnownLog,
         now_ms: int,
     ) -> RedeliveryResult:
-        """Redeliver or dead-letter the messages of `entries`; the result names the messages that failed.
-
-        position    the markers offset up to which the partition was read when the messages were due
-        taken_late  messages that were finished before a client took them; they get an end marker, no copy
-        log         what was known of the queue's log then
-        now_ms      the partition's now then
-        """
+        """See Redeliverer.redeliver; a background job."""
         check = LogCheck(self._ends, part.key, log)
         with self._originals.lend() as reader:
             result = part.redeliverer.redeliver(
@@ -132,7 +126,7 @@ class PartitionRedelivery:
         self._count(part, result)
         problems = [text for text in (result.problem, result.dead_letter_problem) if text]
         part.problems.redelivered([entry.offset for entry in entries], result.failed, "; ".join(problems))
-        problems += result.refused[:1]  # Redeliverer.refused() names all of them
+        problems += result.refused[:1]  # Failures.refused() names all of them
         for problem in problems:
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)

@@ -239,7 +239,7 @@ class Takeover:
     def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
         """Begin to read markers, or go on if the partition is read already.
 
-        After a failure the takeover is tried again later, also if another queue has the same markers topic.
+        After a failure the takeover is tried again later, even if another queue has the same markers topic.
         """
         now = self._clock.monotonic()
         if isinstance(result, Exception):

@@ -141,7 +141,7 @@ def create(cli: Cli, queue: str | None, more: tuple[str, ...], **given: Any) -> 
     names = {key: given[key] for key in _TOPIC_NAMES if given[key]}
     settings = build(QueueSettings, {"name": name}, set_too, changes, names)
     with cli.admin(new_root=True) as admin:
-        known = cli.has_registry and any(one.settings.name == name for one in admin.list_queues())
+        known = cli.has_registry and admin.is_registered(name)
         topics = admin.create_queue(
             settings if changes or set_too or names else name,
             partitions=given["partitions"],

@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """Closes itself at the end of a `with` block, also after an error."""
+    """Closes itself at the end of a `with` block, even after an error."""
 
     __slots__ = ()
 

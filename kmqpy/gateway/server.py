@@ -139,7 +139,7 @@ class GatewaySettings:
 
 
 class Gateway:
-    """One gateway. Raises ConfigError for addresses that can't be had.
+    """One gateway. Raises ConfigError for addresses that can't be opened.
 
     storages  by name, the default one under ""; closed at the end of run()
     keys      None: the gateway asks for no keys; nor does it as long as there never was one
@@ -571,5 +571,5 @@ def _bound(name: str, host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             reason = f"{reason}; give another: --{name.replace('_', '-')}, 0 for any free one"
-        raise ConfigError(f"{name}: {port} on {host} can't be had: {reason}") from None
+        raise ConfigError(f"{name}: {port} on {host} can't be opened: {reason}") from None
     return bound

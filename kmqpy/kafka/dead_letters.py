@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import (
@@ -126,7 +126,7 @@ class RedriveResult:
     refused: tuple[str, ...] = ()
 
 
-class KafkaDeadLetters:
+class KafkaDeadLetters(Closeable):
     """Lists and moves the dead letters of one queue, see kmqpy.queue.DeadLetters; for one thread at a time.
 
     The dead-letter topic may hold dead letters of other queues, too. A header of each says from which queue
@@ -154,14 +154,6 @@ class KafkaDeadLetters:
         self._guard = ForkGuard(f"the reader of the dead letters of queue {queue.name!r}")
         self._topics = Topics(connection)
         self._reader: Consumer | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the connection."""

@@ -1,4 +1,4 @@
-"""Which dead letters of a partition have end markers, also where their log was cut back. Pure: no I/O."""
+"""Which dead letters of a partition have end markers, even where their log was cut back. Pure: no I/O."""
 
 from __future__ import annotations
 

@@ -13,10 +13,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
@@ -73,7 +74,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-class KmqClient:
+class KmqClient(Closeable):
     """One queue on Kafka: sends, takes, acknowledges, counts and administers its messages; see kmqpy.Queue.
 
     Who only sends joins no consumer group, and who only receives opens no producer for messages. The first
@@ -713,14 +714,6 @@ class KmqClient:
             if on_close is not None:
                 on_close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def refuse_in_call(self) -> None:
         """Raise KmqError in a signal handler that has interrupted a call of this client."""
         if is_inside(_CALLS, self) or is_inside([LazyConsumer.ack], self._consumer):
@@ -737,7 +730,7 @@ class KmqClient:
             yield admin
 
 
-_CLOSING = ("close", "leave_group", "refuse_in_call", "__exit__")
+_CLOSING = ("close", "leave_group", "refuse_in_call")
 _CALLS = [
     method
     for name, method in vars(KmqClient).items()

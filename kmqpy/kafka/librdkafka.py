@@ -69,7 +69,7 @@ _ONE_LOOK_S = 0.5
 _FIRST_TRY_S = 2.0
 """Time limit of the first try of a request; each later try may take twice as long as the try before."""
 _MIN_TRY_S = 0.1
-"""Least time limit of a try, also if the time for the request is over."""
+"""Least time limit of a try, even if the time for the request is over."""
 _MAX_FLUSH_S = 0.1
 """Time limit of one call of confluent-kafka's flush(). Producer.flush() repeats it."""
 _RETRY_PAUSE = Backoff(0.02, 2, 1, 0.2)
@@ -168,7 +168,7 @@ REPEATED_END_S = 0.75
 When a connection breaks, or an answer does not come, librdkafka sends EndTxn again and tells nobody. It waits
 for `retry.backoff.ms` first, up to 20 % less (see `_TRANSACTION_SETTINGS`)."""
 _TRANSACTION_SETTINGS: KafkaSettings = {"retry.backoff.ms": 1_000, "retry.backoff.max.ms": 1_000}
-"""Settings of transactional producers, also if the user has set others: REPEATED_END_S depends on them."""
+"""Settings of transactional producers, even if the user has set others: REPEATED_END_S depends on them."""
 
 _POLL_S = 0.05
 _PRODUCER_CONNECT_S = 0.05

@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
@@ -217,7 +218,7 @@ class RepeatedReader:
             self._reader = None
 
 
-class _Reader:
+class _Reader(Closeable):
     """Reads partitions of one topic to their ends with one consumer.
 
     open() says what to read, batches() or records() yields the records, leave() and seek() skip records.
@@ -248,12 +249,6 @@ class _Reader:
                 "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
             },
         )
-
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the connection."""

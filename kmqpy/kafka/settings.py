@@ -194,7 +194,7 @@ class QueueSettings(QueuePolicy):
 
     @property
     def queue_name(self) -> str:
-        """The name of the queue, also in the settings of a lane, where `name` is that of the lane's topic."""
+        """The name of the queue, even in the settings of a lane, where `name` is that of the lane's topic."""
         return self.lane_of or self.name
 
     @property
@@ -226,7 +226,7 @@ class QueueSettings(QueuePolicy):
 
     @property
     def main_markers_topic(self) -> str:
-        """The markers topic of the main lane, also in the settings of another lane."""
+        """The markers topic of the main lane, even in the settings of another lane."""
         return str(self.__dict__.get("_main_markers", self.markers_topic))
 
     @property
@@ -487,7 +487,7 @@ def queue_of(name: str) -> str:
 def check_topic_name(name: str, field_name: str) -> None:
     """Raise ConfigError unless Kafka accepts `name` as the name of a topic."""
     if not is_topic_name(name):
-        raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
+        raise ConfigError(f"{field_name}: invalid topic name {name!r}: use 1 to 249 of a-z A-Z 0-9 . _ -")
 
 
 def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:

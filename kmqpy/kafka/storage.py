@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, NoReturn, Unpack
 from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import build, convert, nearest, refuse_unknown
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
@@ -78,7 +78,7 @@ class KafkaQueueDescription(QueueDescription):
     counts: QueueStats
 
 
-class KafkaStorage:
+class KafkaStorage(Closeable):
     """Makes, changes, opens, checks and deletes the queues of one Kafka and ZooKeeper root, see Storage.
 
     The queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
@@ -151,7 +151,7 @@ class KafkaStorage:
         retention_ms = topics.pop("retention_ms", None)
         adopt = convert("adopt", settings.get("adopt", False), bool)
         with self._use_admin() as admin:
-            if any(one.settings.name == name for one in admin.list_queues()):
+            if admin.is_registered(name):
                 raise ConfigError(
                     f"queue: there is a queue {name!r} already; open it, or change its settings with: "
                     f"kmq queue alter {name}"
@@ -322,14 +322,6 @@ class KafkaStorage:
             for queue in queues:
                 all_of_them.callback(queue.close)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _open_queue(
         self,
         queue: str | QueueSettings,
@@ -459,7 +451,7 @@ def _check_fixed(key: str, value: Any) -> None:
 
 def _check_name(name: object) -> None:
     if not is_topic_name(name):
-        raise ConfigError(f"queue: {name!r} is no name; on Kafka, 1 to 249 of a-z A-Z 0-9 . _ - are")
+        raise ConfigError(f"queue: invalid name {name!r}: on Kafka use 1 to 249 of a-z A-Z 0-9 . _ -")
 
 
 def _raise_not_found(admin: Admin, name: str, *, has_registry: bool) -> NoReturn:

@@ -20,7 +20,7 @@ MAX_EXPONENT_DIGITS = 500
 """Fewer than Python may be told to refuse (sys.set_int_max_str_digits)."""
 
 _JSON, _BYTES = b"kmqpy JSON", b"kmqpy bytes"
-"""Make digests of different kinds differ, also where the canonical form is the bytes of another body."""
+"""Make digests of different kinds differ, even where the canonical form is the bytes of another body."""
 
 
 class _Number(str):

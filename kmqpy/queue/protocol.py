@@ -377,7 +377,7 @@ class Queue(Protocol):
         """Return a receipt for the message with this id, whoever has it when the receipt is used, or nobody.
 
         It takes no request. With the receipt, ack() and dead_letter() act on the message in any state but
-        dead, also if nobody has taken it yet, nack() if it is taken. extend() lets its lease end `lease` from
+        dead, even if nobody has taken it yet, nack() if it is taken. extend() lets its lease end `lease` from
         now, unless it ends later already; a message that is not taken, because its lease is over or nobody
         has taken it yet, it takes: nobody gets it until `lease` from now. For a message that is finished or a
         dead letter, or was never there, all four do nothing, and extend() returns the receipt.

@@ -21,7 +21,7 @@ Rules for every engine:
    is given a clock.
 2. *A take is a number*: a row's `take` grows by one each time it is taken, and is never set back, also not by
    redrive. `TakeRef(id, take)` names one take of one row. It is *current* while the row has that number and
-   is not dead. finish() and bury() act on current takes, also when the lease has ended or the row was given
+   is not dead. finish() and bury() act on current takes, even when the lease has ended or the row was given
    back: a late acknowledgement counts until the row is taken anew. give_back() and extend() act on current
    takes that are still taken, so a second give_back(), or an extend() after the lease has ended, changes
    nothing. finish(), give_back() and bury() return for how many takes they did something; extend() returns
@@ -286,7 +286,7 @@ class Engine(Protocol):
 
         delay_ms None: after the delay of the queue's `retries`, if it is counted; else at once.
 
-        `reason` is stored as it is, also when the row is buried. `gone` are the rows of the takes, in an
+        `reason` is stored as it is, even when the row is buried. `gone` are the rows of the takes, in an
         at-most-once queue (rule 9).
         """
         ...

@@ -52,23 +52,13 @@ class MemoryEngine:
     ) -> None:
         self._clock = clock
         self._patience = patience
-        self._capabilities = capabilities
-        self._storage_id = uuid.uuid4().hex
+        self.capabilities = capabilities
+        self.storage_id = uuid.uuid4().hex
         self._lock = threading.RLock()
         self._queues: dict[str, MemoryQueue] = {}
         self._ids = count(1)
         # The wall clock may jump; leases must not.
         self._start_ms = clock.wall_ms() - round(clock.monotonic() * 1000)
-
-    @property
-    def storage_id(self) -> str:
-        """See Engine."""
-        return self._storage_id
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See Engine."""
-        return self._capabilities
 
     # --- queues -----------------------------------------------------------------------------------
 

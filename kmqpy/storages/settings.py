@@ -209,7 +209,7 @@ SETTING_NAMES = tuple(field.name for field in dataclasses.fields(StoredQueueSett
 def check_queue_name(name: object) -> str:
     """`name`; raises ConfigError unless it is text of 1 to 200 printable characters, with no space around."""
     if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
-        raise ConfigError(f"queue: {shown(name)} is no name; 1 to 200 printable characters are")
+        raise ConfigError(f"queue: invalid name {shown(name)}: use 1 to 200 printable characters")
     if name != name.strip():
         raise ConfigError(f"queue: {name!r} begins or ends with a space")
     return name

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import threading
-from contextlib import ExitStack
 from typing import Any
-from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
-from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import convert, nearest
-from kmqpy.errors import Closed, ConfigError, QueueNotFound
+from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl
 from kmqpy.queue.storage import refuse_unalterable
 from kmqpy.storages.engine import DamageChecks, Engine, QueueRow
+from kmqpy.storages.open_queues import OpenQueues, check_given
 from kmqpy.storages.settings import ALTERABLE, SETTING_NAMES, StoredQueueSettings, check_queue_name
 from kmqpy.storages.stored_queue import StoredQueue
 from kmqpy.telemetry.base import Telemetry
@@ -44,10 +41,7 @@ class StoredStorage(Closeable):
         self._clock = clock
         self._telemetry = telemetry
         self._create_missing = create_missing
-        self._guard = ForkGuard("the storage")
-        self._lock = threading.RLock()
-        self._queues: WeakSet[StoredQueue] = WeakSet()
-        self._closed = False
+        self._queues: OpenQueues[StoredQueue] = OpenQueues(self._engine.close)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -61,7 +55,7 @@ class StoredStorage(Closeable):
 
     def create(self, name: str, **settings: Any) -> None:
         """See Storage.create; the settings are the fields of StoredQueueSettings."""
-        self._check_open()
+        self._queues.check_open()
         made = StoredQueueSettings.of(name, settings)
         made.check_supported(self.capabilities)
         if not self._engine.create_queue(made):
@@ -90,7 +84,7 @@ class StoredStorage(Closeable):
 
     def list(self) -> builtins.list[str]:
         """See Storage.list."""
-        self._check_open()
+        self._queues.check_open()
         return sorted(self._engine.queue_names())
 
     def describe(self, name: str) -> QueueDescription:
@@ -114,7 +108,7 @@ class StoredStorage(Closeable):
 
     def open_url(self, url: QueueUrl) -> StoredQueue:
         """See Storage.open_url."""
-        self._check_open()
+        self._queues.check_open()
         given = {name: url.settings[name] for name in SETTING_NAMES if name in url.settings}
         wanted = StoredQueueSettings.of(url.queue, given)
         create = convert("create", url.settings.get("create", self._create_missing), bool)
@@ -123,25 +117,12 @@ class StoredStorage(Closeable):
             wanted.check_supported(self.capabilities)
             self._engine.create_queue(wanted)  # False if another process has just made it
         queue = self._find(url.queue)
-        for name in given:
-            here, there = getattr(wanted, name), getattr(queue.settings, name)
-            if here != there:
-                raise ConfigError(f"{name}: the url says {here!r}, the queue {queue.name!r} has {there!r}")
+        check_given(given, wanted, queue.settings)
         return self._opened(queue, None, owns_storage=True)
 
     def close(self) -> None:
         """See Storage.close."""
-        if self._guard.inherited:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            queues = builtins.list(self._queues)
-        with ExitStack() as all_of_them:  # also when one raises
-            all_of_them.callback(self._engine.close)
-            for queue in queues:
-                all_of_them.callback(queue.close)
+        self._queues.close()
 
     def _opened(self, queue: QueueRow, codec: Codec | None, *, owns_storage: bool) -> StoredQueue:
         opened = StoredQueue(
@@ -152,20 +133,12 @@ class StoredStorage(Closeable):
             codec=codec,
             on_close=self.close if owns_storage else None,
         )
-        with self._lock:
-            self._check_open()
-            self._queues.add(opened)
-        return opened
+        return self._queues.add(opened)
 
     def _find(self, name: str) -> QueueRow:
-        self._check_open()
+        self._queues.check_open()
         found = self._engine.find_queue(check_queue_name(name))
         if found is None:
             hint = nearest(name, self._engine.queue_names())
             raise QueueNotFound(f"queue: there is no queue {name!r}{hint}")
         return found
-
-    def _check_open(self) -> None:
-        self._guard.raise_if_inherited()
-        if self._closed:
-            raise Closed("the storage is closed")

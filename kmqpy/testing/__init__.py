@@ -71,8 +71,8 @@ class ManualClock:
 def memory_storage(clock: Clock | None = None) -> Storage:
     """Make a storage in memory, without queues.
 
-    receive() waits at
-    most 20 ms for a message, even if its `wait` is longer: a clock that stands still would never end it.
+    receive() waits at most 20 ms for a message, even if its `wait` is longer: a clock that stands still would
+    never end it.
 
     Args:
         clock: Leases and delays follow it; default: a ManualClock that nobody moves.

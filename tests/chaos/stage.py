@@ -5,8 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +25,7 @@ from .children import ChildTask
 from .clocks import restart_wrong, set_wrong
 from .proxy import Gate, Proxy
 from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
+from .served_page import page_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 6
@@ -158,14 +157,7 @@ class TrackerSlot(Slot):
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of an answer; 0 while there is none."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return page_of(self.port, path)
 
 
 def make_queue(

@@ -599,7 +599,7 @@ def test_a_request_of_http_1_1_has_one_host(served, version, hosts, status):
                 assert wire.is_closed()
 
 
-def test_who_offers_http_2_is_answered_in_http_1_1(served, wire, name, caplog):
+def test_offers_of_http_2_are_answered_in_http_1_1(served, wire, name, caplog):
     """Java's own client does, with each request."""
     offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB"
     for _ in range(2):
@@ -851,7 +851,7 @@ def test_which_role_may_do_what_and_403_changes_nothing(tmp_path):
                 assert state(queue) == before
 
 
-def test_which_role_may_move(tmp_path, name):
+def test_moving_needs_poll_and_post(tmp_path, name):
     with keyed(tmp_path) as (port, secrets), Wire(port) as wire:
         for role, prefix in itertools.product(ALLOWED, ("", "__")):
             key = f"X-BV-API-Key: {secrets[role]}"

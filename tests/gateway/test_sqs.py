@@ -20,7 +20,9 @@ from kmqpy.errors import Unavailable
 from kmqpy.gateway.dialects.sqs.attempts import Attempts
 from kmqpy.gateway.dialects.sqs.attributes import read_sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
+from kmqpy.gateway.dialects.sqs.messages import parse_handle
 from kmqpy.gateway.service.hub import Hub
+from kmqpy.gateway.service.ids import _DIGEST_BYTES, WireIds
 from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.queue import storage_for
 
@@ -211,6 +213,25 @@ def test_entries_of_a_batch_fail_alone(sqs, queue):
         assert [one["Id"] for one in found["Successful"]] == ["e0", "e1"]
         assert {one["Code"] for one in found["Failed"]} == {"ReceiptHandleIsInvalid"}
     assert counts(sqs, queue) == (0, 0, 0)
+
+
+def test_a_made_up_handle_in_a_batch_fails_alone(sqs, queue, name):
+    """Its checksums are good, but no storage has a message of such an id."""
+    for body in ("1", "2"):
+        sqs.send_message(QueueUrl=queue, MessageBody=body)
+    first, second = (one["ReceiptHandle"] for one in received(sqs, queue, MaxNumberOfMessages=2))
+    true = parse_handle(first)
+    ids = WireIds(name, None)
+    ids._digest = bytes.fromhex(true.wire_id)[:_DIGEST_BYTES]
+    made_up = true._replace(wire_id=ids.make("no message")).text()
+    entries = [{"Id": f"e{n}", "ReceiptHandle": one} for n, one in enumerate([first, made_up, second])]
+    deleted = sqs.delete_message_batch(QueueUrl=queue, Entries=entries)
+    assert [one["Id"] for one in deleted["Successful"]] == ["e0", "e2"]
+    assert [(one["Id"], one["Code"]) for one in deleted["Failed"]] == [("e1", "ReceiptHandleIsInvalid")]
+    assert counts(sqs, queue) == (0, 0, 0)
+    with pytest.raises(ClientError) as error:
+        sqs.delete_message(QueueUrl=queue, ReceiptHandle=made_up)
+    assert code(error) == "ReceiptHandleIsInvalid"
 
 
 def test_dead_letters_go_to_a_queue_of_their_own(sqs, queue, name):
@@ -633,6 +654,18 @@ def test_permissions_edit_the_policy(sqs, queue, name):
     )
     sqs.remove_permission(QueueUrl=queue, Label="a")
     assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["Policy"])
+
+
+def test_a_policy_has_at_most_8192_bytes(sqs, queue):
+    def put(characters):
+        policy = json.dumps({"Statement": {}, "Id": characters}, ensure_ascii=False)
+        sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": policy})
+
+    room = 8_192 - len('{"Statement": {}, "Id": ""}')
+    put("a" * room)
+    with pytest.raises(ClientError) as error:
+        put("é" * (room // 2 + 1))
+    assert code(error) == "InvalidAttributeValue"
 
 
 def test_queues_are_listed_in_pages(sqs, name):

@@ -183,7 +183,7 @@ def test_at_the_url_of_a_queue_some_actions_are_none(served):
     assert b"<ReceiveMessageResult/>" in get(served, "/000000000000/q", Action="ReceiveMessage").body
 
 
-def test_who_asks_by_parameters_may_have_json(served):
+def test_queries_may_be_answered_in_json(served):
     def told(path="/000000000000/q", **parameters):
         return get(served, path, accept="application/json", **parameters).json
 

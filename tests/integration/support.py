@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -31,6 +29,7 @@ from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import Message
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.chaos.served_page import page_of
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -434,14 +433,7 @@ class TrackerProcess(Process):
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an answer; status 0 while it does not listen."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return page_of(self.port, path)
 
     def value(self, metric: str) -> float:
         """The sum of a metric over its labels."""

@@ -320,7 +320,7 @@ def test_an_ack_that_waits_returns_when_it_is_written(make_queue):
 
 
 @pytest.mark.parametrize("fmt", ["jvm", "range"])
-def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
+def test_r26_a_waiting_ack_ignores_other_markers(make_queue, fmt):
     """One that can't be written stands for those of other threads, of which there are always some."""
     queue = make_queue(2, markers=fmt)
     queue.send(*(f"m{i}" for i in range(5)))

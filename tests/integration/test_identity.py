@@ -525,7 +525,7 @@ def test_r24_a_queue_that_is_deleted_and_made_anew_is_refused_by_nobody(make_que
             queue.client().close()
 
 
-def test_r24_markers_of_nobody_knows_whom_are_left_alone(make_queue, queue_name):
+def test_r24_markers_of_unknown_topics_are_left_alone(make_queue, queue_name):
     queue = make_queue(1, register=False)
     with Admin(queue.connection, queue.zookeeper) as admin:
         queue.mark(Marker(0, 0, Op.END))

@@ -131,7 +131,7 @@ def test_a_new_queue_without_topics_asks_for_no_other_s_settings(url, monkeypatc
         storage.delete(name)
 
 
-def test_who_asks_for_a_queue_that_is_missing_waits_for_no_settings(url, monkeypatch):
+def test_a_missing_queue_is_told_without_reading_settings(url, monkeypatch):
     name = f"missing-{uuid.uuid4().hex[:8]}"
     with storage_for(url) as storage:
         storage.create(name)

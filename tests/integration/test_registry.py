@@ -377,5 +377,5 @@ def test_r25_a_queue_that_lost_a_partition_can_be_registered_again_or_removed(re
         (["0", "x", "01", "\u0661", "-1", "+1", "1_0", " 1", "9" * 5_000], 1, []),
     ],
 )
-def test_which_partitions_there_are(children, count, missing):
+def test_numbered_znodes_are_partitions(children, count, missing):
     assert partitions_of(children) == (count, missing)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from functools import partial
 from pathlib import Path
@@ -43,6 +42,7 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper import session
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
+from tests.chaos.served_page import page_of
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -536,19 +536,14 @@ def test_a_tracker_process_tells_no_secret(secured, live):
     )
     command = [sys.executable, "-m", "tracker", "--log-level", "DEBUG", "--session-timeout", "2s"]
 
+    def page(path: str) -> str:
+        return page_of(port, path)[1]
+
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
-
-            def page(path: str) -> str:
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=2) as answer:
-                        return answer.read().decode()
-                except OSError:
-                    return ""
-
-            until(lambda: '"ready": true' in page("readyz"))
-            until(lambda: "kmq_owned_partitions{" in page("metrics"))
-            told = page("readyz") + page("metrics") + page("livez")
+            until(lambda: '"ready": true' in page("/readyz"))
+            until(lambda: "kmq_owned_partitions{" in page("/metrics"))
+            told = page("/readyz") + page("/metrics") + page("/livez")
             for pid in (process.pid, secured.cluster.broker().pid, secured.cluster.zookeeper_server().pid):
                 told += Path(f"/proc/{pid}/cmdline").read_text() if Path("/proc").exists() else ""
         finally:

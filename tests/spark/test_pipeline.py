@@ -206,7 +206,7 @@ def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, mon
     assert "ages.png" in {path.name for path in found.save(tmp_path / "report")}
 
 
-def test_a_schema_that_is_none(spark, make_queue, tmp_path):
+def test_an_invalid_schema_is_refused(spark, make_queue, tmp_path):
     queue = make_queue(1)
     sink = Sink(path=str(tmp_path / "rows"))
     with pytest.raises(ConfigError, match="schema: invalid schema 'id is long': write it like"):

@@ -248,8 +248,8 @@ class TestBadInput:
         with pytest.raises(TopicError, match="its topic 'nope' does not exist; create it"):
             other.undelivered()
 
-    def test_a_name_that_is_none(self, spark):
-        with pytest.raises(ConfigError, match="is no topic name"):
+    def test_an_invalid_name_is_refused(self, spark):
+        with pytest.raises(ConfigError, match="invalid topic name"):
             KmqSpark(spark, "host:9092", "bad/name")
 
     def test_another_spark(self, spark, monkeypatch):
@@ -305,7 +305,7 @@ class TestSecurity:
     @pytest.mark.parametrize(
         "name", ["kafka.isolation.level", "Subscribe", "startingOffsetsByTimestamp", "includeHeaders"]
     )
-    def test_an_option_by_which_other_records_would_be_read(self, name):
+    def test_options_that_would_read_other_records_are_refused(self, name):
         """Those of aborted transactions, for one."""
         with pytest.raises(ConfigError, match=f"options: {name}: 'x' is not yours to choose"):
             kafka_options(KafkaConnection(), {name: "x"})

@@ -149,7 +149,7 @@ def test_a_delayed_message_waits_and_then_comes_once(make_job):
     assert job.got() == [1, 2]
 
 
-def test_who_stops_reading_has_not_acknowledged_the_batch(make_job):
+def test_an_unread_rest_of_the_batch_is_not_acknowledged(make_job):
     job = make_job()
     job.queue.send(*map(str, range(20)))
     out = job.kmq.take(job.kmq.read_stream()).selectExpr(NUMBER)

@@ -112,7 +112,7 @@ def test_near_is_where_a_member_is_among_the_first(partitions, members, member, 
 
 @settings(deadline=None)
 @given(PARTITIONS, EQUAL_MEMBERS)
-def test_who_is_passed_over_has_its_bound_of_nearer_ones(partitions, members):
+def test_members_are_passed_over_only_at_their_bound(partitions, members):
     """Without bounds each partition is its first choice's; nobody prefers another that prefers it."""
     ranking = assign(partitions, members)
     bound = capacity(len(partitions), len(members))

@@ -118,7 +118,7 @@ class TestBadUse:
             ("send q x --partition -1", "--partition"),
             ("send q x --header nonsense", "write it as name=value"),
             ("send q x --delay 8d", "longer than the queue allows, 7d"),
-            ("send bad/name x", "is no topic name"),
+            ("send bad/name x", "invalid topic name"),
             ("queue create q --partitions many", "is not a valid integer"),
             ("queue create q --max-redeliveries -1", "neither a whole number nor none"),
             ("queue alter q", "name what is to be changed"),

@@ -130,7 +130,7 @@ def test_a_queue_that_is_left_to_others_is_closed_but_not_one_that_was_opened_me
     asyncio.run(main())
 
 
-def test_nobody_hears_of_an_error_for_which_nobody_waits_any_more():
+def test_errors_are_not_reported_once_nobody_waits():
     async def main():
         unheard, opened = [], asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -308,7 +308,7 @@ def test_the_header_is_read_where_it_was_written():
 
 
 @pytest.mark.parametrize("data", [None, b"", b"jobs:3:", b"jobs:3:-1", b"jobs:3:9" + b"9" * 18, b"\xff:3:7"])
-def test_a_header_that_says_nothing_is_none(data):
+def test_invalid_headers_say_nothing(data):
     assert read_planned_at([(PLANNED_AT, data)], PARTITION, [QUEUE]) == {}
 
 

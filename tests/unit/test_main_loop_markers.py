@@ -64,7 +64,7 @@ def test_what_a_broker_that_no_more_leads_does_not_know_is_no_lie(turning: Track
     assert [entry.offset for entry in part.state] == [15]
 
 
-def test_a_queue_whose_end_can_not_be_had_keeps_up_no_other(turning: Tracked) -> None:
+def test_a_queue_without_a_known_end_holds_up_no_other(turning: Tracked) -> None:
     turning.ends.fails = ("a",)
     for part in turning.parts.values():
         part.queue_end = QueueEnd(0, 0)

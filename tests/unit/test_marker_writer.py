@@ -164,7 +164,7 @@ def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
     assert writer.close(0.2) > 0
 
 
-def test_r26_who_waits_waits_for_no_other_partition(producer):
+def test_r26_waiting_ignores_other_partitions(producer):
     producer.LIMIT = 100
     producer.leaderless, producer.refused = (1,), (2,)
     producer.answers.set()
@@ -211,7 +211,7 @@ def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
     assert writer.close(0.1) == 1
 
 
-def test_r26_who_waits_is_told_of_a_confirmation_as_soon_as_it_comes(producer, monkeypatch):
+def test_r26_waiting_ends_with_the_confirmation(producer, monkeypatch):
     """Looking for it now and then costs whoever acknowledges one message after the other most of the time."""
     monkeypatch.setattr(marker_writer, "_AWAITED_POLL_S", 60)
     answer, polling = producer.poll, threading.Event()
@@ -233,7 +233,7 @@ def test_r26_who_waits_is_told_of_a_confirmation_as_soon_as_it_comes(producer, m
     assert writer.close() == 0
 
 
-def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
+def test_r26_waiting_ends_when_the_writer_is_closed(producer):
     writer = MarkerWriter(KafkaConnection(), SINGLE)
     left = []
     waiting = threading.Thread(target=lambda: left.append(writer.write([(0, [1])], 60.0)))
@@ -245,7 +245,7 @@ def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
     assert left == [1]
 
 
-def test_r26_whoever_is_interrupted_while_waiting_waits_no_more(producer, monkeypatch):
+def test_r26_an_interrupt_ends_waiting(producer, monkeypatch):
     """Else the writer's thread looks every ms, and nothing is collected, for as long as the client lives."""
     writer = MarkerWriter(KafkaConnection(), SINGLE)
 
@@ -535,7 +535,7 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
     assert all_confirmed == ([] if expected.failed else [0])
 
 
-def test_f1_a_start_marker_that_is_not_accepted_is_none():
+def test_f1_a_refused_start_marker_has_failed():
     batch = StartBatch(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
     batch.expect(0, [9])
     batch.refuse(None)

@@ -73,7 +73,7 @@ def test_a_commit_is_read_as_it_was_written(markers_offset):
         assert commit_of(place, IDS) == commit
 
 
-def test_without_a_commit_there_is_none():
+def test_no_commit_without_an_offset():
     assert commit_of(TopicPartition("q", 0, -1001), IDS) is None
 
 

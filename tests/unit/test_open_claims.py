@@ -188,7 +188,7 @@ def test_forged_headers_are_skipped(markers, headers):
     assert markers.torn() == {}
 
 
-def test_a_claim_without_an_id_or_with_a_long_one_is_none(markers):
+def test_claims_without_a_valid_id_do_not_count(markers):
     key, value, headers = naming_tick(0, CLAIM, [1])
     markers.write(key, value, [*headers, (COPIES_TO, b"q")])
     markers.write(key, value, [*headers, (CLAIM_ID, b"a")])

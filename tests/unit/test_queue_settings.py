@@ -113,7 +113,7 @@ class TestQueueSettings:
             (b"null", "expected a JSON object, found NoneType"),
             (b"{}", "name"),
             (b'{"name": 5}', "name: 5"),
-            (b'{"name": "a b"}', "name: 'a b' is no topic name"),
+            (b'{"name": "a b"}', "name: invalid topic name 'a b'"),
             (b'{"name": "q", "max_redelivery": 3}', "did you mean max_redeliveries"),
             (b'{"name": "q", "max_redeliveries": 3.5}', "max_redeliveries: 3.5"),
             (b'{"name": "q", "lease_ms": NaN}', "lease_ms: nan"),
@@ -137,7 +137,7 @@ class TestQueueSettings:
             QueueSettings(**{"name": "q", field_name: name})
 
     @pytest.mark.parametrize("name", ["", None])
-    def test_no_name(self, name):
+    def test_invalid_names_are_refused(self, name):
         with pytest.raises(ConfigError, match="name"):
             QueueSettings(name=name)
 
@@ -190,7 +190,7 @@ class TestQueueSettings:
             b'"redelivery_count_header": "kmq-redelivery-count"}'
         )
 
-    def test_whoever_stored_no_format_of_markers_may_know_jvm_markers_only(self):
+    def test_stored_settings_without_a_format_have_jvm_markers(self):
         assert QueueSettings(name="q").writes_ranges
         stored = json.loads(QueueSettings(name="q").to_json())
         del stored["markers"]

@@ -90,8 +90,8 @@ def test_many_that_are_refused_hold_up_the_others_for_a_few_transactions_only():
     singles = [offsets for _, offsets in redeliverer.sent if len(offsets) == 1]
     assert singles[-20:] == [[offset] for offset in sorted(refused)]
     assert second.failed.keys() == set(left)
-    assert len(redeliverer.refused()) == 11
-    assert redeliverer.refused()[-1] == "30 more messages can't be copied"
+    assert len(redeliverer.failures.refused()) == 11
+    assert redeliverer.failures.refused()[-1] == "30 more messages can't be copied"
 
 
 def test_dead_letters_and_the_queue_take_turns_in_refusing():
@@ -101,13 +101,13 @@ def test_dead_letters_and_the_queue_take_turns_in_refusing():
         outcome = redeliverer.again([10])
         topics += [topic for topic, _ in redeliverer.sent]
         waits.append(outcome.failed[10])
-        (text,) = redeliverer.refused()
+        (text,) = redeliverer.failures.refused()
         assert text.startswith(f"offset 10: topic {topics[-1]} takes no copy of about 1")
     assert topics == ["q", "q", "q__undelivered", "q", "q__undelivered", "q"]
     assert waits == sorted(set(waits))
     redeliverer.refusing = ()
     assert [copy.dead_letter for copy in redeliverer.again([10]).copies] == [True]
-    assert redeliverer.refused() == []
+    assert redeliverer.failures.refused() == []
 
 
 def test_r47_what_the_retry_lane_refuses_stays_in_its_own_lane():
@@ -132,7 +132,7 @@ def test_r47_a_retry_lane_that_is_denied_or_missing_holds_up_nothing():
 
 def test_r47_what_has_failed_often_stays_in_its_own_lane_before_the_retry_lane_is_tried_again():
     redeliverer = Refusing(retry_lane=True)
-    redeliverer._tries[1] = 20
+    redeliverer.failures._tries[1] = 20
     redeliverer.away = ("q__retry",)
     assert redeliverer.again([1]).failed[1] < redeliverer_module._LANE_AWAY_S / 10
 
@@ -147,8 +147,8 @@ def test_a_redeliverer_with_nothing_to_do_keeps_no_entries():
 def test_what_has_ended_is_forgotten():
     redeliverer = Refusing()
     redeliverer.again([10, 20, 30])
-    redeliverer.forget_ended({20}.__contains__)
-    assert [text.partition(":")[0] for text in redeliverer.refused()] == ["offset 20"]
+    redeliverer.failures.forget_ended({20}.__contains__)
+    assert [text.partition(":")[0] for text in redeliverer.failures.refused()] == ["offset 20"]
 
 
 def test_a_message_of_which_no_copy_can_be_made_holds_up_no_other(monkeypatch):
@@ -207,7 +207,7 @@ def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
     assert sorted(producer.committed) == [b"0", b"1", b"2", b"4", b"5", b"6", b"7"]
     assert list(outcome.failed) == [3]
     assert not outcome.broken
-    assert "offset 3" in redeliverer.refused()[0]
+    assert "offset 3" in redeliverer.failures.refused()[0]
 
 
 @pytest.mark.parametrize(("answers", "committed"), [([False], 0), ([True, False], 0), ([True] * 3, 8)])

@@ -168,7 +168,7 @@ class OwnedPartition:
         self.unread = []
         self.absence = None
         self.problems.forget_markers()
-        self.redeliverer.forget_ended(lambda _offset: False)  # offsets may be of a recreated topic
+        self.redeliverer.failures.forget_ended(lambda _offset: False)  # offsets may be of a recreated topic
         self.reading = True
         self._read_to = -1
         self.clock.start(state, now)
@@ -364,11 +364,11 @@ class OwnedPartition:
         """Drop problems that are over, and what the redeliverer remembers of messages not in flight."""
         self.problems.forget_ended(self.state.__contains__, now)
         if not self.busy:
-            self.redeliverer.forget_ended(self.state.__contains__)
+            self.redeliverer.failures.forget_ended(self.state.__contains__)
 
     def problem_texts(self) -> list[str]:
         """The problems of the partition, as /readyz shows them. For any thread."""
-        texts = self.problems.texts(self.queue.markers_topic) + self.redeliverer.refused()
+        texts = self.problems.texts(self.queue.markers_topic) + self.redeliverer.failures.refused()
         if self.state.pinned and not self.problems.has_failed_markers:
             texts.append("markers of a newer kmqpy; update this tracker")
         return texts

@@ -119,7 +119,7 @@ class OriginalsReader:
     ) -> None:
         """Call `visit` with lists of the committed records from offset `begin` to before `end`.
 
-        Waits until every transaction with records there has ended. Raises KafkaException, also when the
+        Waits until every transaction with records there has ended. Raises KafkaException, even when the
         reading takes longer than `timeout_s`; it may have passed some of the records to `visit` by then. If
         retention has deleted the records at `begin`, reads from the log start on.
         """

@@ -18,7 +18,6 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
@@ -45,11 +44,12 @@ from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.claim import Claim
+from tracker.redelivery.failures import Failures
 from tracker.redelivery.known_log import KnownLog, LastSeen
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.markers_since_plan import MarkersSincePlan
 from tracker.redelivery.originals import OriginalsReader
-from tracker.redelivery.redelivery_plan import EXPIRED, Copy, Refusal, batches, copy_of, halves
+from tracker.redelivery.redelivery_plan import EXPIRED, Copy, batches, copy_of, halves
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
@@ -66,9 +66,6 @@ after this many new refusals. Each refused copy needs a transaction of its own, 
 meanwhile."""
 _MAX_CLAIM_IDS = 1_000
 """A redeliverer knows the claims of its last transactions, this many, until the main loop reads them."""
-_RETRY_PAUSE = Backoff(0.4, 2, 30, jitter=0)
-"""redeliver() makes a message that failed due again after this pause: 0.4 s, doubled by each failure of the
-message, up to 30 s."""
 _LANE_AWAY_S = 30.0
 """So long after a failure to write to the retry lane, copies stay in their own lane (rule R47)."""
 _REFUSED_RETRY_S = 0.2
@@ -77,8 +74,6 @@ _TOPIC_GONE_S = 10.0
 """mend() believes that the dead-letter topic is gone, and its records with it, when Kafka has said so for so
 long: a broker that was just started may not know a topic for a moment."""
 _TOPIC_POLL_S = 0.2
-_MAX_REFUSED_SHOWN = 10
-"""refused() names at most this many messages, and only counts the others."""
 
 
 @dataclass
@@ -158,8 +153,8 @@ class Redeliverer:
         self._settings = settings
         self._clock = clock
         self._producer: Producer | None = None
-        self._tries: dict[int, int] = {}
-        self._refusals: dict[int, Refusal] = {}
+        self.failures = Failures()
+        """Messages that could not be redelivered. Not to be changed while redeliver() runs."""
         self._position = 0
         self._now_ms = INT64_MAX
         self._since_plan: MarkersSincePlan | None = None
@@ -231,7 +226,7 @@ class Redeliverer:
         self._position, self._last_attempts, self._now_ms = position, last_attempts, now_ms
         self._since_plan = MarkersSincePlan(reader, self.queue, self._partition, by_offset, position)
         # Messages that were refused before come last, one by one, and only a few: they hardly delay others.
-        refused = [offset for offset in by_offset if offset in self._refusals]
+        refused = [offset for offset in by_offset if self.failures.refusal(offset)]
         fresh = by_offset.keys() - set(refused)
         for offsets, alone in ((fresh, False), (refused[:_MAX_REFUSED_PER_CALL], True)):
             some = {offset: by_offset[offset] for offset in sorted(offsets)}
@@ -247,8 +242,10 @@ class Redeliverer:
         done = {copy.entry.offset for copy in outcome.copies}
         done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged, *outcome.held}
         for offset in by_offset.keys() - done - outcome.failed.keys():
-            outcome.failed[offset] = _REFUSED_RETRY_S if offset in self._refusals else _NOT_REACHED_RETRY_S
-        self._forget(done)
+            outcome.failed[offset] = (
+                _REFUSED_RETRY_S if self.failures.refusal(offset) else _NOT_REACHED_RETRY_S
+            )
+        self.failures.forget(done)
         return outcome
 
     def expects_claim(self, claim_id: bytes) -> bool:
@@ -312,25 +309,6 @@ class Redeliverer:
             self._clock.sleep(_TOPIC_POLL_S)
         return False
 
-    def refused(self) -> list[str]:
-        """Texts about messages whose copies Kafka refuses: a few, and how many more. For any thread."""
-        refusals = sorted(self._refusals.copy().items())
-        texts = [_refused_text(offset, refusal) for offset, refusal in refusals[:_MAX_REFUSED_SHOWN]]
-        if more := len(refusals) - len(texts):
-            texts.append(f"{more} more messages can't be copied")
-        return texts
-
-    def forget_ended(self, in_flight: Callable[[int], bool]) -> None:
-        """Forget failures of messages that are not in flight any more. Not while redeliver() runs."""
-        self._forget([offset for offset in self._tries if not in_flight(offset)])
-
-    def _forget(self, offsets: Iterable[int]) -> None:
-        if not self._tries:
-            return
-        for offset in offsets:
-            self._tries.pop(offset, None)
-            self._refusals.pop(offset, None)
-
     def _redeliver_some(
         self,
         entries: dict[int, Entry],
@@ -347,7 +325,7 @@ class Redeliverer:
             fetched = reader.fetch(self.queue.name, self._partition, offsets)
         except KafkaException as exception:
             outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
-            outcome.failed |= {offset: self._backoff(offset) for offset in entries}
+            outcome.failed |= {offset: self.failures.note(offset) for offset in entries}
             return
         if fetched.end <= self._last_copies.get(self.queue.name, -1):
             del self._last_copies[self.queue.name]
@@ -360,16 +338,16 @@ class Redeliverer:
                 unreachable.append(offset)
                 continue
             try:
-                refusal = self._refusals.get(offset)
+                refusal = self.failures.refusal(offset)
                 about = self.queue, self._partition, refusal, self._position, self._now_ms, lane
                 copies.append(copy_of(entry, original, *about))
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
                 outcome.problem = f"offset {offset_of(offset)}: no copy can be made of it: {error!r}"
-                outcome.failed[offset] = self._backoff(offset)
+                outcome.failed[offset] = self.failures.note(offset)
         outcome.undecodable_counts += sum(copy.undecodable_count for copy in copies)
         outcome.undecodable_ancestors += sum(copy.undecodable_ancestors for copy in copies)
-        outcome.failed |= {offset: self._backoff(offset) for offset in unreachable}
+        outcome.failed |= {offset: self.failures.note(offset) for offset in unreachable}
         seen = (self._log.last_seen(entries[number]) for number in unreachable)
         outcome.doubtful = next(filter(None, seen), outcome.doubtful)
         live = [copy for copy in copies if not (copy.dead_letter or copy.held_ms)]
@@ -381,7 +359,7 @@ class Redeliverer:
             self._send_all(held, [], alone, outcome, may_go_on)
         if dead and not exists(self.queue.dead_letter_topic):
             outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
-            outcome.failed |= {copy.entry.offset: self._backoff(copy.entry.offset) for copy in dead}
+            outcome.failed |= {copy.entry.offset: self.failures.note(copy.entry.offset) for copy in dead}
         elif dead:
             self._send_all(dead, [], alone, outcome, may_go_on)
 
@@ -433,12 +411,13 @@ class Redeliverer:
                     outcome.failed |= dict.fromkeys(offsets, _NOT_REACHED_RETRY_S)
                     outcome.problem = str(error)
                     return
-                outcome.failed |= {offset: self._backoff(offset) for offset in offsets}
+                outcome.failed |= {offset: self.failures.note(offset) for offset in offsets}
                 if not error.by_message or not batch:
                     outcome.problem = str(error)
                     return
                 refused += 1
-                outcome.refused.append(self._refuse(batch[0], error))
+                about = batch[0], self.queue, error.topic, error
+                outcome.refused.append(self.failures.note_refusal(*about))
                 continue  # the refused message is due later; the others go on
             again = 0
             outcome.acknowledged += sorted(claim.acknowledged)
@@ -452,21 +431,6 @@ class Redeliverer:
                     outcome.held[copy.entry.offset] = copy.held_ms
                     continue
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
-
-    def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
-        """Note that Kafka refused `copy`; returns a text about the refusal."""
-        offset = copy.entry.offset
-        before = self._refusals.get(offset)
-        times, _, by_lane = before or (0, "", False)
-        if error.topic == self.queue.name:
-            times += 1
-        elif error.topic == self.queue.dead_letter_topic:
-            times = max(0, times - 1)  # so that the queue topic is tried next: its limit may have been raised
-        elif error.topic == self.queue.copies_topic:
-            by_lane = True
-        why = f"topic {error.topic} takes no copy of about {copy.size} bytes ({error})"
-        self._refusals[offset] = refusal = Refusal(times, why, by_lane)
-        return _refused_text(offset, refusal)
 
     def _transact(self, batch: list[Copy], ended_only: Sequence[int], may_go_on: Callable[[], bool]) -> Claim:
         """Commit the copies of `batch` and end markers of `ended_only`; returns the claim.
@@ -608,10 +572,6 @@ class Redeliverer:
         """Partition and number of the copy that was written to this place of the queue."""
         return place and (place[0], self._log.cuts.number_of(place[1]))
 
-    def _backoff(self, offset: int) -> float:
-        tries = self._tries[offset] = self._tries.get(offset, 0) + 1
-        return _RETRY_PAUSE.delay(tries)
-
 
 def _add_last(ids: dict[bytes, bool], claim_id: bytes) -> None:
     ids[claim_id] = True
@@ -636,7 +596,3 @@ def _copies_to_make(batch: list[Copy], claim: Claim) -> list[Copy]:
     if not claim.not_copied:
         return batch
     return [copy for copy in batch if copy.entry.offset not in claim.not_copied]
-
-
-def _refused_text(offset: int, refusal: Refusal) -> str:
-    return f"offset {offset_of(offset)}: {refusal.why}"

@@ -40,7 +40,7 @@ class Entry:
 
 
 class Registration(Closeable):
-    """Keeps entries registered until close(), also after a lost session.
+    """Keeps entries registered until close(), even after a lost session.
 
     A thread registers, and looks every CHECK_EVERY_S whether the znodes are there: others can remove them. It
     calls `on_check` with the client each time.

@@ -10,7 +10,7 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.context import AdminContext, name_of
 from kmqpy.kafka.admin.doctor import Doctor
@@ -113,6 +113,14 @@ class Admin(Closeable):
         """Return the registered queues in the order of their names; logs and skips unreadable ones."""
         return self._context.registry.queues()
 
+    def is_registered(self, name: str) -> bool:
+        """True if list_queues() has the queue; reads nothing of the others."""
+        registry = self._context.registry
+        try:
+            return registry.get(name).settings.lane_of is None
+        except (QueueNotFound, ConfigError):  # there is none, or its settings can't be read
+            return False
+
     def queue_names(self) -> list[str]:
         """Return the names of the registered queues, sorted; also of those that can't be read."""
         return self._context.registry.queue_names()
@@ -210,19 +218,16 @@ class Admin(Closeable):
         return QueueDeletion(self._context).deletion(name_of(queue), leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
-        """Return the first `limit` messages in flight, delayed ones included; None: all.
-
-        In flight is a message that was taken and is not finished. Messages that were taken first come first.
-        """
-        settings, known = self._context.find(queue)
+        """See KafkaStorage.in_flight."""
         context = self._context
+        settings, known = context.find(queue)
         tracked = partial(context.tracked, known=known)
         return stats.in_flight(
             context.connection, settings, tracked=tracked, topics=context.topics, limit=limit
         )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
-        """Return counts of the queue and of each partition, and which tracker has the partition."""
+        """See KafkaStorage.stats."""
         return self._context.stats(queue)
 
     def purge(self, queue: str | QueueSettings) -> int:
@@ -234,9 +239,8 @@ class Admin(Closeable):
         return QueuePurge(self._context).purge(queue)
 
     def doctor(self, queue: str | QueueSettings | None = None, *, reads_logs: bool = False) -> list[Finding]:
-        """Return findings about one queue, or about every queue and what belongs to none.
+        """See KafkaStorage.doctor.
 
-        For each queue, errors come first; a queue with which nothing is wrong has one finding, `ok`.
         With `reads_logs`, all that clients and the next tracker have still to read is looked at for damage,
         not only where they begin.
         """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.green import tell_once
@@ -66,7 +66,7 @@ class Owner(Acknowledges, Protocol):
         ...
 
 
-class QueueConsumer:
+class QueueConsumer(Closeable):
     """Takes messages from one queue; safe to use from any thread. KmqClient explains the arguments.
 
     owner   message.ack() calls its ack(), and the consumer's thread its close_if_abandoned(); without one,
@@ -272,14 +272,6 @@ class QueueConsumer:
             writer.close(self._connection.timeout_s, self._clock.monotonic() - closing_at)
             self._receiver.close(is_away=writer.is_away)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def check_names(self, named: Sequence[Message | str]) -> None:
         """Raise ReceiptError unless these are messages and receipts of this queue, or lane."""
         self.check_open()
@@ -458,7 +450,7 @@ class QueueConsumer:
             raise Closed(f"the client of queue {self._queue.name!r} is closed")
 
     def _watch_topics(self) -> None:
-        """Start the housekeeper, which notices recreated topics also in a client that never receives."""
+        """Start the housekeeper, which notices recreated topics even in a client that never receives."""
         if not self._housekeeper.is_started:
             self._guard.raise_if_inherited()
             self._housekeeper.ensure_started()

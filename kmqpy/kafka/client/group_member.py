@@ -502,7 +502,7 @@ class GroupMember:
                 and self._ids_known(assigned.assigned_at)
             ):
                 continue
-            if assigned.phase is ReceivePhase.CHECKING:  # also while idle, because the leases run
+            if assigned.phase is ReceivePhase.CHECKING:  # even while idle, because the leases run
                 orphaned = self._recovery.check(partition, assigned)
                 if orphaned is not None:
                     self._orphaned_starts += orphaned
@@ -577,7 +577,7 @@ class GroupMember:
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
         self._fetcher.forget(self._partition_numbers(places))
-        # After the partitions are known here: confluent-kafka assigns them also when a signal handler raises.
+        # After the partitions are known here: confluent-kafka assigns them even when a signal handler raises.
         consumer.incremental_assign(places)
         self._apply_pauses()
         for lane in self._lanes[1:]:

@@ -32,7 +32,7 @@ from kmqpy.kafka.topics import Topics
 _log = logging.getLogger(__name__)
 
 _MAX_READ_S = 2.0
-"""LateAckCheck stops reading markers in one call after this many seconds, also if Kafka sends nothing. Copies
+"""LateAckCheck stops reading markers in one call after this many seconds, even if Kafka sends nothing. Copies
 whose markers it has not read to the end count as unread. LateAckCheck keeps what it has read for the next
 call."""
 _MIN_BATCH_S = 0.1

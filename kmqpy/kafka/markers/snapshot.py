@@ -41,7 +41,7 @@ def pack(rows: Iterable[SnapshotRow]) -> str:
 
 
 def unpack(text: str) -> list[SnapshotRow]:
-    """The rows in a text; raises ValueError for any other text, also if a message is in two rows."""
+    """The rows in a text; raises ValueError for any other text, and if a message is in two rows."""
     if not text:
         return []
     inflater = zlib.decompressobj()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
-from kmqpy.core.forks import ForkGuard
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.settings import convert
-from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound, shown
+from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, shown
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl, shapes
 from kmqpy.storages.http.gateways import Changed, Gateways
 from kmqpy.storages.http.queue import RemoteQueue, path_of
+from kmqpy.storages.open_queues import OpenQueues, check_given
 from kmqpy.storages.settings import SETTING_NAMES, StoredQueueSettings, check_queue_name
 from kmqpy.telemetry.base import Telemetry
 
@@ -40,10 +37,7 @@ class RemoteStorage(Closeable):
         self._gateways = gateways
         self._clock = clock
         self._telemetry = telemetry
-        self._guard = ForkGuard("the storage")
-        self._lock = threading.Lock()
-        self._queues: WeakSet[RemoteQueue] = WeakSet()
-        self._closed = False
+        self._queues: OpenQueues[RemoteQueue] = OpenQueues(self._gateways.close)
         self._capabilities = _capabilities(self._ask("GET", "/v1/capabilities", shapes.Capable).capabilities)
 
     @property
@@ -53,7 +47,7 @@ class RemoteStorage(Closeable):
 
     def create(self, name: str, **settings: Any) -> None:
         """See Storage.create."""
-        self._check_open()
+        self._queues.check_open()
         path = path_of(check_queue_name(name))
         if settings.get("delivery") == _AT_MOST_ONCE:
             StoredQueueSettings.of(name, settings)  # raises ConfigError for what no storage could do
@@ -62,7 +56,7 @@ class RemoteStorage(Closeable):
 
     def alter(self, name: str, **changes: Any) -> None:
         """See Storage.alter."""
-        self._check_open()
+        self._queues.check_open()
         path = path_of(check_queue_name(name))
         while True:
             present = self.describe(name).settings if any(map(callable, changes.values())) else {}
@@ -80,7 +74,7 @@ class RemoteStorage(Closeable):
 
     def describe(self, name: str) -> QueueDescription:
         """See Storage.describe."""
-        self._check_open()
+        self._queues.check_open()
         found = self._ask("GET", path_of(check_queue_name(name)), shapes.Description)
         return QueueDescription(
             name=found.name,
@@ -95,7 +89,7 @@ class RemoteStorage(Closeable):
 
     def delete(self, name: str) -> None:
         """See Storage.delete."""
-        self._check_open()
+        self._queues.check_open()
         self._ask("DELETE", path_of(check_queue_name(name)), _NOTHING, repeatable=False)
 
     def open(self, name: str, *, codec: Codec | None = None) -> RemoteQueue:
@@ -104,7 +98,7 @@ class RemoteStorage(Closeable):
 
     def open_url(self, url: QueueUrl) -> RemoteQueue:
         """See Storage.open_url."""
-        self._check_open()
+        self._queues.check_open()
         given = {name: url.settings[name] for name in SETTING_NAMES if name in url.settings}
         wanted = StoredQueueSettings.of(url.queue, given)
         try:
@@ -118,28 +112,15 @@ class RemoteStorage(Closeable):
                 if url.queue not in self.list():  # another process has just made it
                     raise
             queue = self._opened(url.queue, None, owns_storage=True)
-        for name in given:
-            here, there = getattr(wanted, name), getattr(queue.settings, name)
-            if here != there:
-                raise ConfigError(f"{name}: the url says {here!r}, the queue {queue.name!r} has {there!r}")
+        check_given(given, wanted, queue.settings)
         return queue
 
     def close(self) -> None:
         """See Storage.close."""
-        if self._guard.inherited:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            queues = builtins.list(self._queues)
-        with ExitStack() as all_of_them:  # also when one raises
-            all_of_them.callback(self._gateways.close)
-            for queue in queues:
-                all_of_them.callback(queue.close)
+        self._queues.close()
 
     def _opened(self, name: str, codec: Codec | None, *, owns_storage: bool) -> RemoteQueue:
-        self._check_open()
+        self._queues.check_open()
         handle = self._ask("GET", f"{path_of(check_queue_name(name))}/handle", shapes.Handle)
         if handle.at_most_once:
             raise _no_at_most_once()
@@ -155,19 +136,11 @@ class RemoteStorage(Closeable):
             codec=codec,
             on_close=self.close if owns_storage else None,
         )
-        with self._lock:
-            self._check_open()
-            self._queues.add(opened)
-        return opened
+        return self._queues.add(opened)
 
     def _ask(self, method: str, path: str, answer: type[T], **more: Any) -> T:
-        self._check_open()
+        self._queues.check_open()
         return self._gateways.call(method, path, answer, **more)[0]
-
-    def _check_open(self) -> None:
-        self._guard.raise_if_inherited()
-        if self._closed:
-            raise Closed("the storage is closed")
 
 
 def _no_at_most_once() -> NotSupported:

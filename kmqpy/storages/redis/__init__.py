@@ -44,7 +44,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None, *, engine: A
     prefix = url.settings.get("prefix", "kmq")
     if not prefix or not prefix.isprintable() or set(prefix) & set("{} "):
         raise ConfigError(
-            f"prefix: {prefix!r} is no prefix; printable characters but for spaces and {{}} are"
+            f"prefix: invalid prefix {prefix!r}: use printable characters other than spaces and {{}}"
         )
     try:
         from kmqpy.storages.redis.engine import RedisEngine

@@ -54,9 +54,9 @@ class RedisEngine:
         self._registry = (f"{prefix}:{{queues}}", f"{prefix}:{{queues}}:names")
         self._arrivals = ArrivalSubscriber(server.connection)
         facts = _checked_info(server)
-        self._storage_id = self._open()
+        self.storage_id = self._open()
         lossy = _lossy_setting(facts, server)
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             durable=not lossy,
             lossy_setting=lossy,
             collapse=True,
@@ -67,16 +67,6 @@ class RedisEngine:
             blocking_take=True,
             max_body_bytes=_MAX_BODY_BYTES,
         )
-
-    @property
-    def storage_id(self) -> str:
-        """See Engine."""
-        return self._storage_id
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See Engine."""
-        return self._capabilities
 
     # --- queues -----------------------------------------------------------------------------------
 
@@ -346,7 +336,7 @@ class RedisEngine:
             except ResponseError as error:
                 if not str(error).startswith("KMQEMPTIED"):
                     raise Unavailable(f"{self._server.name}: {error}") from None
-            self._storage_id = self._open()
+            self.storage_id = self._open()
 
     def _forget(self, name: str, generation: str) -> bool:
         return bool(self._server.function("forget", self._registry, name, generation))

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.retries import Retries
 from kmqpy.errors import KmqError, QueueNotFound
-from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
@@ -73,21 +72,11 @@ class SqlEngine:
             self._watcher = Watcher(self._connections, self._sql["changes"], self._arrivals)
         try:
             lossy = self._run(dialect.lossy_setting)  # first, since it may refuse the server
-            self._storage_id = Schema(self._connections, names).prepare()
-            self._capabilities = replace(dialect.capabilities, durable=not lossy, lossy_setting=lossy)
+            self.storage_id = Schema(self._connections, names).prepare()
+            self.capabilities = replace(dialect.capabilities, durable=not lossy, lossy_setting=lossy)
         except BaseException:
             self._connections.close()
             raise
-
-    @property
-    def storage_id(self) -> str:
-        """See Engine."""
-        return self._storage_id
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See Engine."""
-        return self._capabilities
 
     def unchecked_setting(self) -> str:
         """See DamageChecks."""

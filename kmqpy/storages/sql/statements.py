@@ -45,7 +45,7 @@ class Names:
     def __post_init__(self) -> None:
         for setting, value in (("prefix", self.prefix), ("schema", self.schema or "none")):
             if not _NAME_PATTERN.fullmatch(value):
-                raise ConfigError(f"{setting}: {value!r} is no name; 1 to 31 of a to z, 0 to 9 and _ are")
+                raise ConfigError(f"{setting}: invalid name {value!r}: use 1 to 31 of a to z, 0 to 9 and _")
 
     @classmethod
     def of(cls, dialect: str, settings: Mapping[str, str]) -> Names:

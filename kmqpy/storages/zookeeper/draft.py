@@ -222,7 +222,7 @@ class Draft:
         return row if row is not None and row.status is Status.DEAD else None
 
     def current_row(self, ref: TakeRef) -> Row | None:
-        """The row whose latest take this is, also if it was given back; None if it is dead or gone.
+        """The row whose latest take this is, even if it was given back; None if it is dead or gone.
 
         With ANY_TAKE, the row of the id, unless it is dead or gone.
         """

@@ -50,22 +50,12 @@ class ZooKeeperEngine:
         self._bodies = BodyCache()
         self._turns = Turns(znodes)
         self._is_cleaned_up = False
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             lossy_setting="forceSync=unknown",  # no request of ZooKeeper's protocol tells
             blocking_take=True,
             max_body_bytes=znodes.max_packet_bytes - _RESERVED_BYTES,
         )
-        self._storage_id = znodes.prepare()
-
-    @property
-    def storage_id(self) -> str:
-        """See Engine."""
-        return self._storage_id
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See Engine."""
-        return self._capabilities
+        self.storage_id = znodes.prepare()
 
     # --- queues -----------------------------------------------------------------------------------
 

@@ -125,6 +125,7 @@ class TestDoctor:
                 zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
                 if lost:
                     zk.delete(f"{connection.root}/queues/{queue_name}/partitions", recursive=True)
+                assert not admin.is_registered(queue_name)
                 for found in (admin.doctor(queue_name), admin.doctor()):
                     (what,) = [what for what in errors(found) if "registry" in what]
                     assert "its settings in the registry can't be read" in what

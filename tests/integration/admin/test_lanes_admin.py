@@ -37,6 +37,7 @@ def test_lanes_from_creation_to_deletion(admin, connection, registry, queue_name
     assert main == settings
     (listed,) = admin.list_queues()
     assert listed.settings == settings
+    assert [admin.is_registered(lane.name) for lane in settings.lanes()] == [False, False, False, True]
     assert [(one.name, one.lane_of) for one in registry.lanes(queue_name)] == sorted(
         (lane.name, queue_name) for lane in others
     )
@@ -53,6 +54,7 @@ def test_lanes_from_creation_to_deletion(admin, connection, registry, queue_name
     assert {topic.partitions for topic in admin.describe_queue(queue_name).topics} == {3}
 
     admin.delete_queue(queue_name)
+    assert not admin.is_registered(queue_name)
     assert registry.names() == []
     assert Topics(connection).names().isdisjoint(topics_of(settings))
 

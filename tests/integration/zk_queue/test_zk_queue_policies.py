@@ -99,7 +99,7 @@ def test_dead_letters_are_listed_redriven_and_purged(make):
 
 
 @pytest.mark.parametrize("name", ["../items/item-0000000001", "item-1", "", None])
-def test_what_is_no_name_of_a_dead_letter_is_refused(make, name):
+def test_invalid_names_of_dead_letters_are_refused(make, name):
     dead = make().dead_letters("in")
     for call in dead.redrive, dead.purge:
         with pytest.raises(ConfigError, match=r"names: .* is not the name of a dead letter"):

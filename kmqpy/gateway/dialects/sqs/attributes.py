@@ -345,7 +345,7 @@ def _object(value: str) -> dict[str, Any] | None:
 
 
 def _check_policy(value: str) -> str:
-    if _object(value) is None or len(value) > _MAX_POLICY_BYTES:
+    if _object(value) is None or len(value.encode()) > _MAX_POLICY_BYTES:
         raise _invalid("Policy")
     return value
 

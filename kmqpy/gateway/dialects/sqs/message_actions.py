@@ -445,9 +445,11 @@ async def _check_current(served: ServedQueue, handle: Handle) -> None:
 
 
 def _stored_id(served: ServedQueue, handle: Handle) -> str:
-    """What the storage calls the message; raises SqsError for one of another queue."""
+    """What the storage calls the message; raises SqsError for what is none of this queue."""
     try:
         id_ = served.ids.parse(handle.wire_id)
+        if id_ is not None:
+            served.receipts([id_])  # who makes handles up may name what is no message
     except ReceiptError:
         id_ = None
     if id_ is None:  # of an earlier queue of this name, too

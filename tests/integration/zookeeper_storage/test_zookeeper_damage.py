@@ -1,7 +1,6 @@
 """Queues of `zookeeper://` among znodes of others, deleted znodes, ACLs and servers that take less."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,32 +11,9 @@ from zk_support import Cable
 from kmqpy.cli.app import run
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import AccessDenied, Closed, ConfigError, QueueNotFound, Unavailable
-from kmqpy.queue import Storage, queue_for, storage_for
+from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.zookeeper.znodes import Znodes
-from kmqpy.zookeeper.session import connect
 from tests.chaos.proxy import Cut, Proxy
-
-
-@pytest.fixture
-def root(queue_name) -> str:
-    return f"/{queue_name}"
-
-
-@pytest.fixture
-def url(zookeeper, root) -> str:
-    return f"zookeeper://{zookeeper.hosts}{root}"
-
-
-@pytest.fixture
-def storage(url) -> Iterator[Storage]:
-    with storage_for(url) as storage:
-        yield storage
-
-
-@pytest.fixture
-def zk(zookeeper) -> Iterator[KazooClient]:
-    with connect(zookeeper) as zk:
-        yield zk
 
 
 def directory(zk, root, name="q") -> str:

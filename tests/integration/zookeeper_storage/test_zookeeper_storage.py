@@ -1,41 +1,16 @@
 """Queues of `zookeeper://` on a real ZooKeeper: znodes of others, interrupted deletions, urls."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kazoo.client import KazooClient
 from zk_support import expire, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
-from kmqpy.queue import Storage, queue_for, storage_for
+from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.zookeeper import directory
 from kmqpy.storages.zookeeper.znodes import Znodes
-from kmqpy.zookeeper.session import connect
-
-
-@pytest.fixture
-def root(queue_name) -> str:
-    return f"/{queue_name}"
-
-
-@pytest.fixture
-def url(zookeeper, root) -> str:
-    return f"zookeeper://{zookeeper.hosts}{root}"
-
-
-@pytest.fixture
-def storage(url) -> Iterator[Storage]:
-    with storage_for(url) as storage:
-        yield storage
-
-
-@pytest.fixture
-def zk(zookeeper) -> Iterator[KazooClient]:
-    with connect(zookeeper) as zk:
-        yield zk
 
 
 def generation(zk, root, name="q") -> str:
