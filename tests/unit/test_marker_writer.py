@@ -171,11 +171,11 @@ def test_r26_waiting_ignores_other_partitions(producer):
     writer = MarkerWriter(KafkaConnection(), SINGLE)
     writer.end(1, [1])
     writer.end(2, [1])
-    assert writer.write([(0, [1, 2])], 5.0) == 0
+    assert writer.write([(0, [1, 2])], 30.0) == 0
     assert writer.write([(0, [3]), (2, [3])], 0.3) > 0  # of its own some are not confirmed
     assert writer.flush(0.3) > 0
     producer.leaderless = producer.refused = ()
-    assert writer.flush(5.0) == 0
+    assert writer.flush(30.0) == 0
     writer.close()
 
 

@@ -171,8 +171,7 @@ class GroupMember:
         Raises TopicError when the topic is gone, AccessDenied, and Fenced for good when the group goes on
         without this member.
         """
-        if self._fatal is not None:
-            raise self._fatal
+        self._check_member()
         self._idle = self._idle and self._fetcher.kept > max_records  # Kafka sends anew what is resumed
         self._look_for_cuts()
         self._prepare()
@@ -315,8 +314,7 @@ class GroupMember:
         So a client that receives from other lanes of the queue learns at once of a rebalance, and that the
         group goes on without it.
         """
-        if self._fatal is not None:
-            raise self._fatal
+        self._check_member()
         self._last_poll = self._clock.monotonic()
         self._idle = self._idle or self._fetcher.kept >= _MAX_KEPT
         self._poll_ahead()
@@ -444,6 +442,10 @@ class GroupMember:
         problem = librdkafka.translated(error, f"receive from {self._queue.name}", self._connection)
         if isinstance(problem, AccessDenied):
             raise problem
+
+    def _check_member(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
 
     def _raise_if_fatal(self, error: KafkaError | None) -> None:
         """Raise Fenced for a fatal error: the consumer receives no more, and others get its partitions."""
