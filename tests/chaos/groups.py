@@ -34,6 +34,7 @@ _SENDERS, _TAKERS = 2, 4
 _BATCH, _SENT_AT_ONCE = 50, 500
 _AT_A_TURN = 3
 _LEASE_S = 8.0
+_STUCK_S = 5 * _LEASE_S
 
 
 class Plan(NamedTuple):
@@ -222,8 +223,8 @@ def _ends_s(batch: str) -> float:
     return float(batch.partition("@")[2])
 
 
-def judged(folder: Path, plan: Plan, left: int = 0) -> Judge:
-    """What the journals in a folder say, when so many messages are left in the queue."""
+def judged(folder: Path, plan: Plan) -> Judge:
+    """What the journals in a folder say."""
     sent = bytearray(plan.groups * plan.per_group)
     repeated: dict[str, float] = {}
     for path in folder.glob("sender-*.txt"):
@@ -240,8 +241,8 @@ def judged(folder: Path, plan: Plan, left: int = 0) -> Judge:
             judge.read(line)
     judge.counts["sent"] = sum(sent)
     lost = [at for at, there in enumerate(sent) if there and not judge.is_over(*divmod(at, plan.per_group))]
-    judge.counts["lost"] = max(0, len(lost) - left)
-    if judge.counts["lost"]:
+    judge.counts["lost"] = len(lost)
+    if lost:
         judge.problems.append(f"lost: {[':'.join(map(str, divmod(at, plan.per_group))) for at in lost[:10]]}")
     return judge
 
@@ -259,7 +260,7 @@ def run(
 ) -> list[str]:
     """Send `count` messages of 10,000 groups (or fewer) to a storage; returns what was wrong.
 
-    seconds  it ends after this time, whatever is left in the queue then; None: when nothing is
+    seconds  senders, and faults, end after this time; the run ends when all was taken, or nobody is handed any
     """
     if storage == "sqlite":
         for old in out.glob("chaos.db*"):
@@ -314,15 +315,24 @@ def run_on(
             for role, processes in (("sender", _SENDERS), ("taker", _TAKERS)):
                 for number in range(processes):
                     start(f"{role}-{number}")
-            began_s = told_s = time.monotonic()
+            before, began_s = 0, time.monotonic()
+            told_s = taken_s = began_s
             for step in itertools.count(1):
                 is_over = _is_over(running, queue, pause_s)
                 if is_unique and queue.dead_letters.redrive():
                     kills["dead letters"] += 1
                 elif is_over:
                     break
-                if seconds is not None and time.monotonic() - began_s > seconds:
+                taken = sum(path.stat().st_size for path in out.glob("taker-*.txt"))
+                if taken > before:
+                    before, taken_s = taken, time.monotonic()
+                elif time.monotonic() - taken_s > _STUCK_S:
                     break
+                if seconds is not None and time.monotonic() - began_s > seconds:
+                    for name in running:
+                        if name.startswith("sender"):
+                            running[name].kill()
+                    continue
                 if time.monotonic() - told_s > 30:
                     told_s = time.monotonic()
                     tell(f"{told_s - began_s:.0f} s; {queue.size():,} wait; killed {dict(kills)}")
@@ -342,7 +352,9 @@ def run_on(
                 process.wait()
         found = own.describe(_QUEUE)
         left = found.ready + found.delayed + found.in_flight + (found.dead if is_unique else 0)
-        judge = judged(out, plan, left)
+        judge = judged(out, plan)
+        if left:
+            judge.problems.append(f"stuck: {left} messages, of which nobody was handed any for {_STUCK_S:g} s")
     tell(
         f"{took_s:.0f} s; killed {dict(kills)}; {dict(judge.counts)}; {found.dead} dead letters; {left} left"
     )
