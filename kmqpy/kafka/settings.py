@@ -386,9 +386,14 @@ _OF_KMQPY: Mapping[str, tuple[str, ...]] = {
     "auto.offset.reset": (),
     "isolation.level": (),
     "group.id": (),
+    "group.instance.id": (),
+    "partition.assignment.strategy": ("cooperative-sticky",),
     "transactional.id": (),
+    "default.topic.config": (),
 }
 """Settings of librdkafka that promises depend on, and the values that do no harm."""
+_LITERALS = {"1": "true", "t": "true", "0": "false", "f": "false"}
+"""How librdkafka spells truth, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,11 +424,14 @@ class KafkaConnection:
             raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
         if not 1 <= self.timeout_ms < 2**31:
             raise ConfigError(f"timeout_ms: {self.timeout_ms} is not from 1 to {2**31 - 1}")
-        for name, taken in _OF_KMQPY.items():
-            if name in self.kafka and str(self.kafka[name]).lower() not in taken:
+        for name, value in self.kafka.items():
+            known = _OF_KMQPY.get(name.removeprefix("topic."))
+            text = str(value).lower()
+            if known is not None and _LITERALS.get(text, text) not in known:
+                instead = ", or give clients an instance_id" if name == "group.instance.id" else ""
                 raise ConfigError(
-                    f"kafka: kmqpy sets {name} itself, and would lose or double messages with "
-                    f"{self.kafka[name]!r}; leave it out"
+                    f"kafka: kmqpy sets {name} itself, as its promises need it, and not {value!r}; leave it "
+                    f"out{instead}"
                 )
 
     def __repr__(self) -> str:

@@ -260,7 +260,7 @@ def run(
 ) -> list[str]:
     """Send `count` messages of 10,000 groups (or fewer) to a storage; returns what was wrong.
 
-    seconds  senders, and faults, end after this time; the run ends when all was taken, or nobody is handed any
+    seconds  senders, and faults, end after this time; the run ends when all is done, or nobody is handed any
     """
     if storage == "sqlite":
         for old in out.glob("chaos.db*"):
@@ -329,9 +329,9 @@ def run_on(
                 elif time.monotonic() - taken_s > _STUCK_S:
                     break
                 if seconds is not None and time.monotonic() - began_s > seconds:
-                    for name in running:
+                    for name, process in running.items():
                         if name.startswith("sender"):
-                            running[name].kill()
+                            process.kill()
                     continue
                 if time.monotonic() - told_s > 30:
                     told_s = time.monotonic()
@@ -354,7 +354,7 @@ def run_on(
         left = found.ready + found.delayed + found.in_flight + (found.dead if is_unique else 0)
         judge = judged(out, plan)
         if left:
-            judge.problems.append(f"stuck: {left} messages, of which nobody was handed any for {_STUCK_S:g} s")
+            judge.problems.append(f"stuck: {left} messages; for {_STUCK_S:g} s nobody was handed any")
     tell(
         f"{took_s:.0f} s; killed {dict(kills)}; {dict(judge.counts)}; {found.dead} dead letters; {left} left"
     )

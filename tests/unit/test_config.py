@@ -363,12 +363,18 @@ class TestConnection:
             ("auto.offset.reset", "latest"),
             ("isolation.level", "read_uncommitted"),
             ("group.id", "mine"),
+            ("group.instance.id", "mine"),
+            ("partition.assignment.strategy", "range"),
+            ("topic.acks", "1"),
+            ("topic.auto.offset.reset", "latest"),
+            ("default.topic.config", {"acks": 1}),
         ],
     )
     def test_settings_with_which_promises_would_not_hold_are_refused(self, name, value):
         with pytest.raises(ConfigError, match=f"kafka: kmqpy sets {name} itself"):
             KafkaConnection(kafka={name: value})
         KafkaConnection(kafka={"acks": "all", "enable.idempotence": True, "enable.auto.commit": False})
+        KafkaConnection(kafka={"topic.acks": -1, "enable.idempotence": "t", "enable.auto.commit": 0})
 
     def test_an_empty_bootstrap(self):
         with pytest.raises(ConfigError, match="bootstrap: must not be empty"):

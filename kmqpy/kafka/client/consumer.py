@@ -295,6 +295,7 @@ class QueueConsumer(Closeable):
 
     def serve(self) -> None:
         """See Receiver.serve."""
+        self._get_ready(0)
         self._receiver.serve()
 
     def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:

@@ -172,7 +172,8 @@ class GroupMember:
         without this member.
         """
         self._check_member()
-        self._idle = self._idle and self._fetcher.kept > max_records  # Kafka sends anew what is resumed
+        # Kafka sends anew what is resumed.
+        self._idle = self._idle and self._fetcher.kept > max_records and not self._is_preparing()
         self._look_for_cuts()
         self._prepare()
         if self._is_preparing():

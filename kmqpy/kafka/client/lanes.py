@@ -298,7 +298,7 @@ class LanesConsumer:
         if room <= 0:
             return []
         lanes = lanes or self._lanes
-        well = [*lanes]
+        main, well = self._lanes[-1], [*lanes]
         errors: list[KmqError] = []
         found: list[KafkaMessage] = []
         left = room
@@ -326,7 +326,7 @@ class LanesConsumer:
             with garbage.paused(room):
                 each(lambda lane: poll(lane, left if lane is lanes[-1] else lane.quota(left)))
                 each(lambda lane: poll(lane, left if lane.has_more else 0))
-                if not self._lanes[-1].asked:
+                if not main.asked and main not in set(lanes) - set(well):
                     self._serve_main()
                 if left == room and wait_s:
                     each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))

@@ -18,7 +18,7 @@ def check_topics_of_kafka(topics: Iterable[TopicInfo], brokers: int) -> list[Fin
     """Find among OF_KAFKA and kmq.queues topics that one of several brokers can take with it."""
     found = []
     for topic in topics:
-        faults = [*_can_lose_what_is_confirmed(topic)]
+        faults = [*_can_lose_what_is_confirmed(topic, "a change of it", replicas=3), *_lags(topic)]
         if topic.replication == 1 < brokers:
             what = f"{topic.name} has one replica only: while its broker is away, queues stand still"
             to_do = f"move its partitions with Kafka's tools to {min(3, brokers)} brokers each"
@@ -27,17 +27,29 @@ def check_topics_of_kafka(topics: Iterable[TopicInfo], brokers: int) -> list[Fin
     return found
 
 
-def _can_lose_what_is_confirmed(topic: TopicInfo) -> Faults:
+def _can_lose_what_is_confirmed(topic: TopicInfo, record: str = "a message", replicas: int = 2) -> Faults:
+    """`record`: what is written there; with fewer than `replicas`, one of them must do."""
     name = topic.name
     if topic.config.get("unclean.leader.election.enable") == "true":
         what = f"{name} allows unclean leader elections: confirmed messages can be lost"
         to_do = set_advice("unclean.leader.election.enable", "false", name)
         yield Severity.WARNING, Kind.UNCLEAN_ELECTION, what, to_do
     in_sync = config_number(topic, "min.insync.replicas")
-    if topic.replication > 1 and in_sync is not None and in_sync < 2:
-        what = f"{name} has min.insync.replicas={in_sync}: a message can be confirmed by one broker only"
+    if topic.replication >= replicas and in_sync is not None and in_sync < 2:
+        what = f"{name} has min.insync.replicas={in_sync}: {record} can be confirmed by one broker only"
         to_do = set_advice("min.insync.replicas", 2, name)
         yield Severity.WARNING, Kind.TOO_FEW_IN_SYNC, what, to_do
+
+
+def _lags(topic: TopicInfo) -> Faults:
+    if topic.behind:
+        partitions = ", ".join(map(str, topic.behind))
+        what = f"{topic.name}, partition {partitions}: a replica is not in sync"
+        to_do = (
+            "start its broker; if it runs, its log says why: it may have given the partition up, "
+            'see docs/operations.md, "Damaged logs"'
+        )
+        yield Severity.WARNING, Kind.OUT_OF_SYNC, what, to_do
 
 
 def check_topic_settings(facts: Facts) -> Faults:
@@ -53,15 +65,7 @@ def check_topic_settings(facts: Facts) -> Faults:
             what = f"{name} has the clients' timestamps (CreateTime): a wrong clock there moves all leases"
             to_do = set_advice("message.timestamp.type", "LogAppendTime", name)
             yield Severity.WARNING, Kind.CLIENT_TIMESTAMPS, what, to_do
-        yield from _can_lose_what_is_confirmed(topic)
-        if topic.behind:
-            partitions = ", ".join(map(str, topic.behind))
-            what = f"{name}, partition {partitions}: a replica is not in sync"
-            to_do = (
-                "start its broker; if it runs, its log says why: it may have given the partition up, "
-                'see docs/operations.md, "Damaged logs"'
-            )
-            yield Severity.WARNING, Kind.OUT_OF_SYNC, what, to_do
+        yield from (*_can_lose_what_is_confirmed(topic), *_lags(topic))
         in_sync = config_number(topic, "min.insync.replicas")
         if in_sync is not None and in_sync > topic.replication:
             what = (
