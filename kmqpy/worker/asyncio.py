@@ -65,7 +65,7 @@ class AsyncQueue:
 
     Args:
         queue: The queue; close() closes it, too.
-        threads: How many receive() and `async for` run in, and how many more most other operations.
+        threads: So many run receive() and `async for`, and as many more run most other operations.
         clock: For tests.
     """
 

@@ -276,7 +276,8 @@ class Worker:
         rest. stop() does nothing in a forked child, because the messages belong to the parent.
 
         Args:
-            wait: False: only receive and start no more messages; so it does even when a handler calls it.
+            wait: False: don't wait, but from now on no message is received or started; so it does even when
+                a handler calls it.
         """
         if self._guard.inherited:
             return

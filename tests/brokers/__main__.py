@@ -1,4 +1,4 @@
-"""`make test-brokers`: the core suite against each Kafka that README names, the oldest first."""
+"""`make test-brokers`: the core suite against each Kafka that docs/versions.md names, the oldest first."""
 
 import argparse
 import contextlib
