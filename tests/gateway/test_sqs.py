@@ -355,7 +355,7 @@ def test_a_move_task_is_cancelled_or_goes_on_at_another_gateway(tmp_path, name):
         with pytest.raises(ClientError) as error:
             sqs.start_message_move_task(SourceArn=source)
         assert code(error) == "InvalidParameterValue"
-        assert wait_until(lambda: task(sqs, source)["ApproximateNumberOfMessagesMoved"] > 0, 10)
+        assert wait_until(lambda: task(sqs, source)["ApproximateNumberOfMessagesMoved"] > 0, 60)
         sqs.cancel_message_move_task(TaskHandle=handle)
         assert wait_until(lambda: task(sqs, source)["Status"] == "CANCELLED", 10)
         left = counts(sqs, dead)[0]

@@ -176,7 +176,12 @@ def test_a_damaged_follower_that_leads_holds_up_its_partition_only_is_named_and_
         begun = [vars(one) for one in caplog.records if "can't be begun" in one.getMessage()]
         assert {one["partition"] for one in begun if "at offset 12" in one["error"]} == {whole}
         with Admin(queue.connection, queue.zookeeper) as doctor:
-            found = {one.kind: one.what for one in doctor.doctor(queue_name)}
+
+            def findings() -> dict[Kind, str]:
+                return {one.kind: one.what for one in doctor.doctor(queue_name)}
+
+            until(lambda: Kind.DAMAGED_LOG in findings(), ELECTION_S)  # once the client has committed
+            found = findings()
         assert f"{queue_name}, partition {bits}: nobody can read on from offset 12" in found[Kind.DAMAGED_LOG]
         assert found[Kind.OUT_OF_SYNC] == f"{queue_name}, partition {cut}: a replica is not in sync"
         tracker = queue.tracker(wait=False)

@@ -190,7 +190,7 @@ def test_it_is_migrated_while_takers_go_on(old: Place) -> None:
     with ThreadPoolExecutor(2) as takers:
         ends = [takers.submit(take_as_before, old, own, is_over) for own in found]
         try:
-            assert wait_until(lambda: all(found), 60)
+            assert wait_until(lambda: sum(map(len, found)) > 4, 60)
             with storage_for(old.url) as storage:
                 assert version(old) == str(SCHEMA_VERSION)
                 for number in numbers[30:]:
