@@ -18,7 +18,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-all test-quick test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model diagrams docs release-check lock clean
+.PHONY: help demo test test-all test-quick test-room test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -60,7 +60,7 @@ demo: $(DEMO_READY) ## 20,000 messages, failing consumers, a killed tracker: not
 test: $(COMPILED) ## all tests, on a real Kafka and ZooKeeper
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: ## make test, and breadth: the same on more servers, every block of every page
+test-all: ## make test, and breadth: more servers, kills of Spark, wheels with each extra, every block of every page
 	@KMQ_TEST_ALL=1 KMQ_TEST_SLOW_PAGES=1 $(MAKE) test
 
 # Redelivered without an acknowledgement, then acknowledged; dead-lettered as it kills its consumers.
@@ -72,6 +72,9 @@ test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less
 
 test-failed: $(READY) ## the tests that failed in the last run, one after the other
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rpfE $(ARGS)
+
+test-room: $(READY) ## the tests of one room, about a minute: ROOM=kmqpy/storages/sql
+	@$(BIN)/python -m tests.rooms $(ROOM) $(ARGS)
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -6,6 +6,8 @@ import pytest
 
 from . import gateways, sqs
 
+pytestmark = pytest.mark.breadth
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)

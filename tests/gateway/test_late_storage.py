@@ -18,6 +18,8 @@ from kmqpy.dev.ports import free_ports
 from tests.chaos.gateways import ask
 from tests.chaos.proxy import Cut, Gate, Proxy
 
+pytestmark = pytest.mark.breadth
+
 
 @contextmanager
 def gateway(url: str, *options: str, **environment: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:

@@ -16,7 +16,7 @@ from moto_plugin import ACCOUNT
 
 from kmqpy.dev.jars import cache_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth]
 _MOTO = "moto==5.2.5"
 _PARTS = ("tests/__init__.py", "tests/conftest.py", "tests/test_sqs/")
 _AT_ONCE = "8"

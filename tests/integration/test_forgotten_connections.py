@@ -17,6 +17,8 @@ from kmqpy.storages.redis import arrival_subscriber, server
 from kmqpy.storages.sql import arrivals, connections
 from tests.chaos.proxy import Cut, Gate, Proxy
 
+pytestmark = pytest.mark.breadth
+
 SERVERS = ("postgresql", "mariadb", "mysql", "redis", "valkey")
 
 

@@ -11,6 +11,8 @@ from kmqpy.errors import Unavailable
 from kmqpy.queue import queue_for
 from tests.chaos.proxy import Cut, Proxy
 
+pytestmark = pytest.mark.breadth
+
 STORAGES = ("postgresql", "mariadb", "redis", "valkey", "zookeeper")
 
 

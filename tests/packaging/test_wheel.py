@@ -17,6 +17,8 @@ import yaml
 
 from tests.packaging.release import FOR_DEVELOPERS
 
+pytestmark = pytest.mark.breadth
+
 ROOT = Path(__file__).parents[2]
 
 EACH_MODULE = """

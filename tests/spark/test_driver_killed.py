@@ -15,6 +15,8 @@ from tests.spark.killed_driver import BATCH, FUNCTIONS, PIPELINES, SCHEMA, Funct
 from tests.spark.sessions import CHEAP_QUERIES, QUICK_WORKERS, SINKS, SMALL
 from tests.spark.waiting import settled, until_ready
 
+pytestmark = pytest.mark.breadth
+
 DRIVER = Path(__file__).with_name("killed_driver.py")
 BODIES = [str(number) for number in range(2 * BATCH + BATCH // 2)]
 ROWS = range(8)

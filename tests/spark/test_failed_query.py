@@ -70,7 +70,7 @@ class Job:
         ]
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.breadth]
 
 
 @pytest.fixture

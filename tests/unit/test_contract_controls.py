@@ -17,6 +17,8 @@ from kmqpy.storages.stored_storage import StoredStorage
 from kmqpy.testing import ManualClock, contract
 from kmqpy.testing.contract import LEASE_S, Target, new_name
 
+pytestmark = pytest.mark.breadth
+
 
 class Lifo(MemoryEngine):
     def create_queue(self, settings):

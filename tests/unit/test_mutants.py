@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -30,6 +31,13 @@ def test_each_mutant_fits_the_source_and_names_a_test(mutant):
     assert sum(line != changed for line, changed in lines) == 1
     mutant.check_catcher(ROOT)
     assert mutant.felt.endswith(".")
+
+
+def test_what_catches_a_mutant_runs_in_make_test():
+    files = {ROOT / mutant.caught_by.partition("::")[0] for mutant in MUTANTS if not mutant.simulated}
+    assert [
+        file for file in files if re.search(r"^pytestmark.*breadth", file.read_text(), re.MULTILINE)
+    ] == []
 
 
 def test_there_are_enough_and_in_every_area():

@@ -37,6 +37,8 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
+pytestmark = pytest.mark.breadth
+
 KMQ = str(Path(sys.executable).with_name("kmq"))
 DAYS_20 = str(20 * DAY_MS)
 ADVICE = re.compile(r"`(kmq [^`]+)`|set ([a-z.]+)=(\S+) on ([A-Za-z0-9._-]+)")

@@ -15,6 +15,8 @@ from kmqpy.kafka.markers.records import read_marker
 from tests.spark.killed_trackers import DYING_WORKERS, Deaths, killed
 from tests.spark.sessions import SMALL
 
+pytestmark = pytest.mark.breadth
+
 JOB = Path(__file__).parents[1] / "connect_job.py"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "spark_pipeline.py"
 ORDERS = 200

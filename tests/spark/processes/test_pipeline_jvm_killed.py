@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support import until
 
 from tests.spark.sessions import CHEAP_QUERIES, QUICK_WORKERS, SMALL
+
+pytestmark = pytest.mark.breadth
 
 
 def jvm_of(pid):

@@ -15,6 +15,8 @@ from tests.spark.deaths import STEPS
 from tests.spark.killed_trackers import Deaths, SparkTrackerProcess, connect_server, die, killed
 from tests.spark.tracking import each_came_again_once
 
+pytestmark = pytest.mark.breadth
+
 ROUNDS = int(os.environ.get("KMQ_KILLS", "0"))
 
 
