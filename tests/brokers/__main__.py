@@ -37,7 +37,7 @@ def main() -> int:
     known = (*VERSIONS, NEWEST)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"default: all of {', '.join(known)}")
     parser.add_argument(
-        "--pytest", default="-n 3", metavar="ARGS", help="arguments of pytest, default: %(default)s"
+        "--pytest", default="-n 6", metavar="ARGS", help="arguments of pytest, default: %(default)s"
     )
     args = parser.parse_args()
     if unknown := set(args.versions) - set(known):
