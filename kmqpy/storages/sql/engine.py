@@ -15,7 +15,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import put_new, put_unique
+from kmqpy.storages.sql.dedup_keys import cleans, put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -171,10 +171,11 @@ class SqlEngine:
             rows = [row._replace(delay_ms=min(row.delay_ms, NO_LIMIT)) for row in rows]
 
         is_unique = any(row.dedup for row in rows)
+        cleaning = is_unique and cleans()
 
         def put(cursor: Cursor) -> list[int]:
             if is_unique:
-                ids = put_unique(self._dialect, cursor, parameters, rows)
+                ids = put_unique(self._dialect, cursor, parameters, rows, cleaning=cleaning)
             else:
                 ids = self._dialect.put(cursor, parameters, rows)
             if not ids:
@@ -190,7 +191,7 @@ class SqlEngine:
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
-        if is_unique and len(rows) == 1 and "put_new" in self._sql:
+        if is_unique and not cleaning and len(rows) == 1 and "put_new" in self._sql:
             given = (self._dialect, parameters, rows[0])
             ids = self._run(lambda cursor: put_new(cursor, *given), repeatable=False)
         ids = ids or self._run(put, several=several, repeatable=False)

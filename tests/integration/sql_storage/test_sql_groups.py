@@ -1,5 +1,6 @@
 """Groups and dedup ids in SQL within transactions of the application, and whom their locks hold up."""
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -137,6 +138,21 @@ def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None
         assert queue.send("3", dedup_id="d", transaction=connection) == first
         connection.commit()
     assert [one.body for one in queue.receive()] == [b"2"]
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_sends_remove_as_many_old_dedup_ids_as_they_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(random, "random", random.Random(1).random)
+    sends = 200
+    with storage_for(place.url) as storage:
+        storage.create("w", dedup_window_ms=1)
+        queue = storage.open("w")
+        for send in range(sends):
+            queue.send_many([OutgoingMessage("x", dedup_id=f"{send} {number}") for number in range(size)])
+    ((kept,),) = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']}")
+    assert kept < sends * size / 2
 
 
 def test_a_transaction_sends_an_id_once_as_well(place: Place, queue: Queue) -> None:
