@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.retries import Retries
-from kmqpy.errors import KmqError, QueueNotFound
+from kmqpy.errors import KmqError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
@@ -42,6 +42,8 @@ from kmqpy.storages.sql.statements import NO_LIMIT, RETRY_DIGITS, Names
 T = TypeVar("T")
 _BY_POLICY = -1
 """As :delay_ms, it means the delay of the queue's retries."""
+_READ_AT_ONCE = 500
+"""read_all() reads so many messages by one statement, so that none takes as long as a minute."""
 
 
 class SqlEngine:
@@ -84,13 +86,28 @@ class SqlEngine:
 
     def read_all(self) -> str:
         """See DamageChecks. Indexes are read in SQLite only."""
+        after = 0
 
-        def read(cursor: Cursor) -> object:
-            cursor.execute(self._sql["read_all"], {})
-            return cursor.fetchone()[0]
+        def check(cursor: Cursor) -> str:
+            cursor.execute(self._sql["check_all"])
+            ((found,),) = cursor.fetchall()
+            return "" if found == "ok" else str(found)
 
-        found = self._run(read)
-        return found if isinstance(found, str) and found != "ok" else ""
+        def read(cursor: Cursor) -> Sequence[Any]:
+            cursor.execute(self._sql["read_some"], {"after": after, "limit": _READ_AT_ONCE})
+            found: Sequence[Any] = cursor.fetchall()
+            return found
+
+        try:
+            if "check_all" in self._sql:
+                return self._run(check)
+            while rows := self._run(read, repeatable=False):  # what ends the server would end it again
+                after = rows[-1][0]
+        except Unavailable as error:
+            if not self._dialect.is_damage(error.__cause__):
+                raise
+            return str(error)
+        return ""
 
     # --- queues -----------------------------------------------------------------------------------
 
