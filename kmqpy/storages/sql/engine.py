@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
     take_collapsed,
 )
 from kmqpy.storages.sql.groups import (
+    FIRST,
     change_grouped,
     go_on,
     groups_of,
@@ -34,6 +36,7 @@ from kmqpy.storages.sql.groups import (
     pass_time_grouped,
     stranded_groups,
     take_grouped,
+    waiting_groups,
 )
 from kmqpy.storages.sql.schema import Schema
 from kmqpy.storages.sql.shares import take_shared
@@ -42,6 +45,8 @@ from kmqpy.storages.sql.statements import NO_LIMIT, RETRY_DIGITS, Names
 T = TypeVar("T")
 _BY_POLICY = -1
 """As :delay_ms, it means the delay of the queue's retries."""
+_LOOKS_EACH_S = 5.0
+"""An engine looks for stranded groups of a queue once in so many seconds."""
 _READ_AT_ONCE = 500
 """read_all() reads so many messages by one statement, so that none takes as long as a minute."""
 
@@ -61,6 +66,7 @@ class SqlEngine:
         self._sql = dialect.sql
         self._patience = patience
         self._arrivals = ArrivalCounts()
+        self._looks: dict[str, tuple[float, tuple[int, int]]] = {}
         self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
         self._listener: ArrivalListener | None = None
@@ -218,6 +224,8 @@ class SqlEngine:
     def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
+        if queue.settings.keeps_groups and "waiting" in self._sql:
+            self._look_for_stranded(queue)
         pick = partial(self._pick, queue, limit, lease_ms, one_per_group=one_per_group)
         picked = pick(late=False)
         if picked.is_due:
@@ -453,11 +461,24 @@ class SqlEngine:
             return picked
 
         found = self._run(pick, several=is_several)
-        if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
-            self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
-        if found.waiting and "stranded" in self._sql:
-            self._show_stranded(queue, found.waiting)
+        with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
+            if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
+                self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
+            if found.waiting and "stranded" in self._sql:
+                self._show_stranded(queue, found.waiting)
         return found
+
+    def _look_for_stranded(self, queue: QueueRow) -> None:
+        """Now and then, show what takers left that ended, or lost the server, before they looked."""
+        now_s = SYSTEM_CLOCK.monotonic()
+        looked_s, after = self._looks.get(queue.generation, (-_LOOKS_EACH_S, FIRST))
+        if now_s - looked_s < _LOOKS_EACH_S:
+            return
+        parameters = self._parameters(queue)
+        groups, after = self._run(lambda cursor: waiting_groups(cursor, self._dialect, parameters, after))
+        self._looks[queue.generation] = now_s, after
+        if groups:
+            self._show_stranded(queue, groups)
 
     def _show_stranded(self, queue: QueueRow, groups: Sequence[int]) -> None:
         """Let those of these groups go on of which all rows wait."""
