@@ -21,7 +21,6 @@ from kmqpy.cli.output import (
     print_text,
     warn,
 )
-from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
@@ -283,11 +282,7 @@ def _damage(storage: Storage, *, reads_all: bool) -> Iterator[Finding]:
             'see docs/storage-operations.md, "Damaged files"',
         )
     if reads_all:
-        try:
-            damage = checks.read_all()
-        except Unavailable as error:
-            damage = str(error)
-        if damage:
+        if damage := checks.read_all():
             to_do = 'see docs/storage-operations.md, "Damaged files"'
             yield Finding(Severity.ERROR, "storage", Kind.DAMAGED_TABLE, damage, to_do)
         else:

@@ -105,7 +105,7 @@ class DamageChecks(Protocol):
     def read_all(self) -> str:
         """Read all messages; returns what is damaged, in the words of the database, "": nothing.
 
-        Raises Unavailable where the database refuses to read on.
+        Raises Unavailable if the database does not read on for another reason.
         """
         ...
 

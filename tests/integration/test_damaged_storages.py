@@ -20,6 +20,7 @@ from kmqpy.dev.postgresql import KIND as POSTGRESQL
 from kmqpy.dev.programs import process_owner
 from kmqpy.errors import ClusterError, Unavailable
 from kmqpy.queue import Queue, queue_for
+from kmqpy.storages.sql import statements
 
 SENT = [f"{number:04d}".encode() * 300 for number in range(200)]
 PAGE, INNODB_PAGE = 8192, 16384
@@ -177,6 +178,32 @@ def test_damaged_files_of_mariadb_are_named_other_tables_serve_and_indexes_are_m
     assert doctor_says(f"{url}?prefix=other_", capsys)[0] == 0
 
 
+@pytest.mark.breadth
+def test_mysql_ends_itself_at_a_damaged_page_and_serves_other_tables_when_started_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Databases("mysql") as servers:
+        url, server = servers.urls["mysql"], servers.server("mysql")
+        for name in ("row", "other"):
+            with queue_for(f"{url}?prefix={name}_&queue=q&create=true") as queue:
+                queue.send_many(SENT)
+        assert doctor_says(f"{url}?prefix=row_", capsys)[0] == 0
+        server.stop()
+        assert servers.folder is not None
+        file = servers.folder / "mysql" / "data" / "kmq" / "row_messages.ibd"
+        rows, *_ = innodb_leaves(file)
+        change(file, rows[9] * INNODB_PAGE + 5_000, flipped)
+        server.start()
+        assert run(["--queue-url", f"{url}?prefix=row_&timeout_ms=2s", "doctor", "--logs"]) == 2
+        assert "Lost connection" in capsys.readouterr().err
+        assert f"page number={rows[9]}] into the buffer pool" in server.log_since_start()
+        server.kill()
+        server.start()
+        with queue_for(f"{url}?prefix=other_&queue=q") as queue:
+            assert sorted(taken(queue)) == SENT
+        assert doctor_says(f"{url}?prefix=other_", capsys)[0] == 0
+
+
 def test_zookeeper_refuses_a_damaged_log_reads_a_cut_one_up_to_there_and_needs_no_whole_snapshot() -> None:
     with Cluster(brokers=0) as cluster:
         url, server = f"zookeeper://{cluster.zookeeper}/r?queue=q", cluster.zookeeper_server()
@@ -216,6 +243,16 @@ def test_the_doctor_reads_all_of_sqlite(tmp_path: Path, capsys: pytest.CaptureFi
     code, said = doctor_says(f"sqlite:///{file}", capsys)
     assert code == 1
     assert f"age {page + 1}: btreeInitPage() returns error" in said
+
+
+def test_the_doctor_calls_no_damage_what_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(statements._SQLITE, "check_all", "SELECT missing")
+    with queue_for(f"sqlite:///{tmp_path}/queues.db?queue=q&create=true"):
+        pass
+    assert run(["--queue-url", f"sqlite:///{tmp_path}/queues.db", "doctor", "--logs"]) == 2
+    assert "refuses: no such column: missing" in capsys.readouterr().err
 
 
 def test_a_log_of_redis_that_is_cut_off_is_read_up_to_there_and_a_damaged_one_is_refused(

@@ -70,7 +70,7 @@ class Connections:
                 self.moves += failed.fate is Fate.MISPLACED
                 left_s = deadline - SYSTEM_CLOCK.monotonic()
                 if not again or left_s <= 0:
-                    raise failed.shown(self.pool.url) from failed.cause
+                    raise failed.shown(self.dialect, self.pool.url) from failed.cause
             SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts)))
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
@@ -121,7 +121,7 @@ class Connections:
             failed = self._as_failure(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown(self.pool.url) from failed.cause
+            raise failed.shown(self.dialect, self.pool.url) from failed.cause
 
     def close(self) -> None:
         """Close the connections."""
@@ -228,9 +228,6 @@ def _note_use(_connection: Any, record: Any) -> None:
     record.info["used"] = SYSTEM_CLOCK.monotonic()
 
 
-_SQLITE_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-
-
 class _TransactionFailed(Exception):
     """An error of the driver or the pool, with the outcome of the transaction that it implies."""
 
@@ -240,7 +237,7 @@ class _TransactionFailed(Exception):
         self.cause = cause
         self.is_broken = fate in (Fate.UNKNOWN, Fate.MISPLACED)
 
-    def shown(self, url: sqlalchemy.URL) -> Unavailable:
+    def shown(self, dialect: Dialect, url: sqlalchemy.URL) -> Unavailable:
         """The error to raise to the caller."""
         name = _name(url)
         if isinstance(self.cause, sqlalchemy.exc.TimeoutError):
@@ -253,10 +250,9 @@ class _TransactionFailed(Exception):
                 f"{name} refuses: {text}; check that the address leads to the server that takes writes"
             )
         if self.fate is Fate.REFUSED:
-            is_damaged = getattr(self.cause, "sqlite_errorname", "").startswith(_SQLITE_DAMAGED)
-            advice = (
-                "; restore it from a backup, or rescue what sqlite3's `.recover` finds" if is_damaged else ""
-            )
+            advice = ""
+            if dialect.name == "sqlite" and dialect.is_damage(self.cause):
+                advice = "; restore it from a backup, or rescue what sqlite3's `.recover` finds"
             return Unavailable(f"{name} refuses: {text}{advice}")
         advice = "; check the address, and that the database runs" if url.host else ""
         return Unavailable(f"{name} does not answer: {text}{advice}")

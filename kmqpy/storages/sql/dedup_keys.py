@@ -16,13 +16,13 @@ _LEAST_WINDOW_MS = 60_000
 """Keys of messages that are unique until they are acknowledged are not looked at again for at least this."""
 
 
-def put_new(cursor: Cursor, dialect: Dialect, parameters: Parameters, row: NewRow) -> list[int]:
-    """Put a row by one statement, if its key is new; else returns no id, and put_unique() must do it.
+def cleans() -> bool:
+    """Whether a put of rows with keys is one that removes old keys, as put_unique() can; at random."""
+    return random.random() * _CLEANED_EVERY < 1
 
-    That is left to it now and then anyway, since it removes old keys.
-    """
-    if random.random() * _CLEANED_EVERY < 1:
-        return []
+
+def put_new(cursor: Cursor, dialect: Dialect, parameters: Parameters, row: NewRow) -> list[int]:
+    """Put a row by one statement, if its key is new; else returns no id, and put_unique() must do it."""
     return dialect.put(cursor, {**_keeping(parameters), "new_key": row.dedup}, [row])
 
 
@@ -31,16 +31,19 @@ def put_unique(
     cursor: Cursor,
     parameters: Parameters,
     rows: Sequence[NewRow],
+    *,
+    cleaning: bool,
 ) -> list[int]:
     """Put the rows whose keys are free; returns the ids of all, or of those that have their keys.
 
     parameters  with :window_ms, and :until_acknowledged
+    cleaning    remove old keys, too
     """
     wanted = dict.fromkeys(row.dedup for row in rows if row.dedup is not None)
     until_acknowledged = bool(parameters["until_acknowledged"])
     keeping = _keeping(parameters)
     claimed = dialect.claim_keys(cursor, keeping, [*wanted])
-    if random.random() * _CLEANED_EVERY < 1:
+    if cleaning:
         _clean(dialect, cursor, keeping, 2 * _CLEANED_EVERY * len(rows))
     new_ids = {one.key: one.message for one in claimed if one.is_new}
     if len(new_ids) == len(rows):

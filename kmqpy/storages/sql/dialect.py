@@ -144,6 +144,10 @@ class Dialect(Protocol):
         """The outcome that an error of the driver implies; None for an error from elsewhere."""
         ...
 
+    def is_damage(self, error: BaseException | None) -> bool:
+        """Return True for an error of the driver that says that data is damaged."""
+        ...
+
     def defaults(self) -> dict[str, Any]:
         """Parameters of every statement."""
         ...

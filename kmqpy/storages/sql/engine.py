@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.retries import Retries
-from kmqpy.errors import KmqError, QueueNotFound
+from kmqpy.errors import KmqError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import put_new, put_unique
+from kmqpy.storages.sql.dedup_keys import cleans, put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -26,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
     take_collapsed,
 )
 from kmqpy.storages.sql.groups import (
+    FIRST,
     change_grouped,
     go_on,
     groups_of,
@@ -34,6 +36,7 @@ from kmqpy.storages.sql.groups import (
     pass_time_grouped,
     stranded_groups,
     take_grouped,
+    waiting_groups,
 )
 from kmqpy.storages.sql.schema import Schema
 from kmqpy.storages.sql.shares import take_shared
@@ -42,6 +45,10 @@ from kmqpy.storages.sql.statements import NO_LIMIT, RETRY_DIGITS, Names
 T = TypeVar("T")
 _BY_POLICY = -1
 """As :delay_ms, it means the delay of the queue's retries."""
+_LOOKS_EACH_S = 5.0
+"""An engine looks for stranded groups of a queue once in so many seconds."""
+_READ_AT_ONCE = 500
+"""read_all() reads so many messages by one statement, so that none takes as long as a minute."""
 
 
 class SqlEngine:
@@ -59,6 +66,7 @@ class SqlEngine:
         self._sql = dialect.sql
         self._patience = patience
         self._arrivals = ArrivalCounts()
+        self._looks: dict[str, tuple[float, tuple[int, int]]] = {}
         self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
         self._listener: ArrivalListener | None = None
@@ -84,13 +92,28 @@ class SqlEngine:
 
     def read_all(self) -> str:
         """See DamageChecks. Indexes are read in SQLite only."""
+        after = 0
 
-        def read(cursor: Cursor) -> object:
-            cursor.execute(self._sql["read_all"], {})
-            return cursor.fetchone()[0]
+        def check(cursor: Cursor) -> str:
+            cursor.execute(self._sql["check_all"])
+            ((found,),) = cursor.fetchall()
+            return "" if found == "ok" else str(found)
 
-        found = self._run(read)
-        return found if isinstance(found, str) and found != "ok" else ""
+        def read(cursor: Cursor) -> Sequence[Any]:
+            cursor.execute(self._sql["read_some"], {"after": after, "limit": _READ_AT_ONCE})
+            found: Sequence[Any] = cursor.fetchall()
+            return found
+
+        try:
+            if "check_all" in self._sql:
+                return self._run(check)
+            while rows := self._run(read, repeatable=False):  # what ends the server would end it again
+                after = rows[-1][0]
+        except Unavailable as error:
+            if not self._dialect.is_damage(error.__cause__):
+                raise
+            return str(error)
+        return ""
 
     # --- queues -----------------------------------------------------------------------------------
 
@@ -171,10 +194,11 @@ class SqlEngine:
             rows = [row._replace(delay_ms=min(row.delay_ms, NO_LIMIT)) for row in rows]
 
         is_unique = any(row.dedup for row in rows)
+        cleaning = is_unique and cleans()
 
         def put(cursor: Cursor) -> list[int]:
             if is_unique:
-                ids = put_unique(self._dialect, cursor, parameters, rows)
+                ids = put_unique(self._dialect, cursor, parameters, rows, cleaning=cleaning)
             else:
                 ids = self._dialect.put(cursor, parameters, rows)
             if not ids:
@@ -190,7 +214,7 @@ class SqlEngine:
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
-        if is_unique and len(rows) == 1 and "put_new" in self._sql:
+        if is_unique and not cleaning and len(rows) == 1 and "put_new" in self._sql:
             given = (self._dialect, parameters, rows[0])
             ids = self._run(lambda cursor: put_new(cursor, *given), repeatable=False)
         ids = ids or self._run(put, several=several, repeatable=False)
@@ -200,6 +224,8 @@ class SqlEngine:
     def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
+        if queue.settings.keeps_groups and "waiting" in self._sql:
+            self._look_for_stranded(queue)
         pick = partial(self._pick, queue, limit, lease_ms, one_per_group=one_per_group)
         picked = pick(late=False)
         if picked.is_due:
@@ -435,11 +461,24 @@ class SqlEngine:
             return picked
 
         found = self._run(pick, several=is_several)
-        if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
-            self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
-        if found.waiting and "stranded" in self._sql:
-            self._show_stranded(queue, found.waiting)
+        with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
+            if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
+                self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
+            if found.waiting and "stranded" in self._sql:
+                self._show_stranded(queue, found.waiting)
         return found
+
+    def _look_for_stranded(self, queue: QueueRow) -> None:
+        """Now and then, show what takers left that ended, or lost the server, before they looked."""
+        now_s = SYSTEM_CLOCK.monotonic()
+        looked_s, after = self._looks.get(queue.generation, (-_LOOKS_EACH_S, FIRST))
+        if now_s - looked_s < _LOOKS_EACH_S:
+            return
+        parameters = self._parameters(queue)
+        groups, after = self._run(lambda cursor: waiting_groups(cursor, self._dialect, parameters, after))
+        self._looks[queue.generation] = now_s, after
+        if groups:
+            self._show_stranded(queue, groups)
 
     def _show_stranded(self, queue: QueueRow, groups: Sequence[int]) -> None:
         """Let those of these groups go on of which all rows wait."""

@@ -12,7 +12,8 @@ forgotten, and senders need no lock: of the messages of a group that are put at 
 and the others wait behind it.
 
 InnoDB releases the locks of a commit one by one, so whoever finishes may pass over a message that waits
-already. There, a take that has made messages wait looks again after its commit (`stranded`).
+already. There, a take that has made messages wait looks again after its commit (`stranded`), and each engine
+looks through those that wait, a part at a time, for groups of takers that were killed before they looked.
 
 In a queue with shares (rule 13) it is the same, but that a message waits behind the first ready one of its
 group, or behind as many taken ones as the group may have. In the place of the priority there is a rank,
@@ -156,12 +157,17 @@ WHERE queue = :queue AND dedup_key {in_keys}""",
 _LOCK_READY = "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_some}"
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
+# With shares nobody waits for a delayed one.
 _STRANDED = """SELECT given.group_id FROM {given_groups} WHERE NOT EXISTS (
     SELECT 1 FROM {messages} AS f WHERE f.group_id = given.group_id
-    AND (f.state IN (0, 1, 2) OR (f.state = 3 AND :holds = 1))
+    AND (f.state IN (0, 2) OR (f.state = 1 AND :shares = 0) OR (f.state = 3 AND :holds = 1))
 )"""
+_WAITING = """SELECT group_id, minus_priority, place FROM {messages} WHERE queue = :queue AND state = 4
+    AND (minus_priority > :rank OR (minus_priority = :rank AND place > :after))
+ORDER BY minus_priority, place LIMIT :limit"""
 _MYSQL = {
     "stranded": _STRANDED,
+    "waiting": _WAITING,
     "look_shared": _LOOK,
     # It would also lock what the subqueries look at, and who ends a message would pass that over.
     "lock_ready": _LOCK_READY,
@@ -185,6 +191,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     },
     "mariadb": {
         "stranded": _STRANDED,
+        "waiting": _WAITING,
         "look_shared": _LOOK,
         "lock_ready": _LOCK_READY,
         "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms) VALUES {rows}

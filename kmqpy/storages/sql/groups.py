@@ -27,6 +27,8 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.sql.shares import listed, lock_free, rows_of, share_on
 
 _MOST_PICKED = 1_000
+FIRST = (-1, -1)
+"""For waiting_groups(): begin with the first rows."""
 _MOST_FOLLOWED = 8
 """For so many groups at most a take asks what follows their first messages, by two statements each."""
 
@@ -208,6 +210,18 @@ def stranded_groups(
     """Those of these groups of which all rows wait, and none for another one."""
     cursor.execute(dialect.sql["stranded"], {**parameters, **listed(dialect, groups)})
     return [group for (group,) in cursor.fetchall()]
+
+
+def waiting_groups(
+    cursor: Cursor, dialect: Dialect, parameters: Parameters, after: tuple[int, int]
+) -> tuple[list[int], tuple[int, int]]:
+    """The groups of the next rows that wait, by rank and place; also returns the `after` of the next call."""
+    rank, place = after
+    given = {**parameters, "rank": rank, "after": place, "limit": _MOST_PICKED}
+    cursor.execute(dialect.sql["waiting"], given)
+    rows = cursor.fetchall()
+    groups = sorted({group for group, _, _ in rows})
+    return groups, rows[-1][1:] if len(rows) == _MOST_PICKED else FIRST
 
 
 def look_grouped(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[MessageRow]:

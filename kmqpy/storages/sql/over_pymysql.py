@@ -57,6 +57,8 @@ _CONNECT_CODES = {2003, 2013, 2026}  # among them TLS that one end refuses
 _UNDONE_CODES = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005, 3101}  # 3101: Group Replication
 _MISPLACED_CODES = {1047, 1290, 1792, 1836}  # read-only; 1047: a node that has left its Galera cluster
 _BROKEN_CODES = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
+_DAMAGE_CODES = {1034, 1194, 1712, 1812, 1877, 1932}
+"""Of damaged pages, tables and indexes, and of tables whose files are gone (1812, 1932)."""
 _MAX_INSERT_BYTES, _MAX_INSERT_ROWS = 3 * 2**20, 1_000
 """The most bytes and rows of one INSERT; put() sends the rest by others. A larger row has its own INSERT."""
 _ROW_BYTES, _MARGIN_BYTES = 640, 2**16
@@ -186,6 +188,10 @@ class OverPyMySql(ServerDialect):
             return Fate.MISPLACED
         broken = code in _BROKEN_CODES or isinstance(error, InterfaceError)
         return Fate.UNKNOWN if broken else Fate.REFUSED
+
+    def is_damage(self, error: BaseException | None) -> bool:
+        """See Dialect."""
+        return isinstance(error, Error) and bool(error.args) and error.args[0] in _DAMAGE_CODES
 
     def _settings(self) -> dict[str, Any]:
         """Arguments of PyMySQL for TLS and the name; without TLS it connects without."""

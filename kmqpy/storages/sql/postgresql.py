@@ -46,6 +46,7 @@ _ROW_BYTES = 64
 _UNDONE_STATES = ("40", "53", "55P03", "57P03")
 _MISPLACED_STATES = ("25006",)  # read-only: a standby, or a session made while the server was one
 _DENIED_STATES = ("28", "42501")
+_DAMAGE_STATES = ("XX001", "XX002", "58030", "58P01")  # 58: a file that can't be read, or is gone
 _BROKEN_STATES = ("08", "25P03", "25P04", "57P01", "57P02", "57P04", "57P05")
 
 
@@ -239,6 +240,10 @@ class PostgreSql(ServerDialect):
         if state.startswith(_MISPLACED_STATES):
             return Fate.MISPLACED
         return Fate.UNKNOWN if state.startswith(_BROKEN_STATES) else Fate.REFUSED
+
+    def is_damage(self, error: BaseException | None) -> bool:
+        """See Dialect."""
+        return isinstance(error, psycopg.Error) and error.sqlstate in _DAMAGE_STATES
 
     def defaults(self) -> dict[str, Any]:
         """See Dialect."""

@@ -47,6 +47,7 @@ _NUMBERED_STATEMENTS = frozenset(
 )
 """Statements that may give messages new places. A place is a number: of the ready messages of one priority,
 the one with the smallest place is taken first. change() draws new places from the table `numbers`."""
+_DAMAGE_NAMES = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -150,6 +151,10 @@ class Sqlite:
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         return Fate.UNDONE if code in _BUSY_CODES else Fate.REFUSED
+
+    def is_damage(self, error: BaseException | None) -> bool:
+        """See Dialect."""
+        return getattr(error, "sqlite_errorname", "").startswith(_DAMAGE_NAMES)
 
     def defaults(self) -> dict[str, Any]:
         """See Dialect."""

@@ -199,8 +199,6 @@ _SHARED = {
     first_enqueued_ms, take, requeues, state, minus_priority, message_key, headers, body, group_name)
 VALUES (:id, :queue, :place, :until_ms, 0, :enqueued_ms, :first_enqueued_ms, :take, :requeues, 2,
     :minus_priority, :key, :headers, :body, :group) {or_nothing}""",
-    # Every page of the bodies; "ok" or a number if nothing is damaged. Indexes only in SQLite.
-    "read_all": "SELECT count(md5(body)) FROM {messages}",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
     "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
@@ -219,6 +217,13 @@ WHERE queue = :queue AND {{not_ready}}state = 3 ORDER BY until_ms, id LIMIT :lim
     "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state IN (1, 2, 4)",
     "purge_dead": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state = 3",
 }
+
+
+def _read_some(checksum: str) -> str:
+    """Reads, of messages in the order of their ids, all that may be long to its last byte."""
+    sums = ", ".join(f"{checksum}({one})" for one in ("body", "message_key", "headers", "reason"))
+    return f"SELECT id, {sums} FROM {{messages}} WHERE id > :after ORDER BY id LIMIT :limit"
+
 
 # --- PostgreSQL ---------------------------------------------------------------------------------------
 
@@ -275,6 +280,7 @@ _CLAIM = """WITH claimed AS (
 """
 _NO_SYNC = "set_config('synchronous_commit', 'off', true)"
 _POSTGRESQL = {
+    "read_some": _read_some("md5"),
     "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
 ON CONFLICT (name) DO NOTHING""",
     # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
@@ -356,6 +362,7 @@ def _by_list(text: str) -> str:
 
 
 _MARIADB = {
+    "read_some": _read_some("crc32"),  # MySQL 9.6 has no md5()
     "other_engines": """SELECT table_name, engine FROM information_schema.tables WHERE engine <> 'InnoDB'
 AND table_schema = database()
 AND table_name IN ('{meta}', '{queues}', '{messages}', '{numbers}', '{dedup}')""",
@@ -484,7 +491,7 @@ SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 
 FROM {queues} WHERE id = :queue"""
 
 _SQLITE = {
-    "read_all": "PRAGMA integrity_check(1)",
+    "check_all": "PRAGMA integrity_check(1)",  # indexes, too
     "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "lock_queue": "SELECT id FROM {queues} WHERE id = :queue",  # a transaction has locked the database
     "lock_settings": "SELECT settings FROM {queues} WHERE id = :queue",

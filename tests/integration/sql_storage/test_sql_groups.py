@@ -1,5 +1,6 @@
 """Groups and dedup ids in SQL within transactions of the application, and whom their locks hold up."""
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -11,7 +12,7 @@ from sqlalchemy import text
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, storage_for
-from kmqpy.storages.sql import groups, shares
+from kmqpy.storages.sql import engine, groups, shares
 from kmqpy.storages.sql.dialect import Picked, situation
 from kmqpy.storages.sql.engine import SqlEngine
 
@@ -118,6 +119,8 @@ def test_what_waits_when_the_others_have_ended_unseen_comes(
         queue.send("1", group="a")
         (first,) = queue.receive(1, lease=60)
         queue.send("2", group="a")
+        if "order" not in settings:  # then nobody waits for it
+            queue.send("delayed", group="a", delay=60)
         show = SqlEngine._show_stranded
 
         def later(*arguments: Any) -> None:  # a lock of a commit was not released yet, and was skipped
@@ -129,6 +132,61 @@ def test_what_waits_when_the_others_have_ended_unseen_comes(
         assert [one.body for one in queue.receive(1, wait=0)] == [b"2"]
 
 
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
+def test_a_taker_that_can_not_look_keeps_what_it_took_and_the_next_one_looks(
+    place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    if place.name not in ("mariadb", "mysql"):
+        pytest.skip("who ends a message sees all that waits for it")
+    with storage_for(place.url) as storage:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        queue.send("1", group="a")
+        (first,) = queue.receive(1, lease=60)
+        queue.send_many([OutgoingMessage(name, group=name[0]) for name in ("a2", "a3", "b1")])
+
+        def fail(*_: Any) -> None:
+            place.execute(f"DELETE FROM {place.names.tables['messages']} WHERE id = {first.id}")
+            raise Unavailable("the server is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SqlEngine, "_show_stranded", fail)
+            assert taken(queue, 9) == ["b1"]
+        assert taken(queue, 9) == []
+        with storage_for(place.url) as other:
+            assert taken(other.open("q"))[:1] == ["a2"]
+
+
+@pytest.mark.parametrize(
+    "place", ["mariadb", pytest.param("mysql", marks=pytest.mark.breadth)], indirect=True
+)
+def test_an_engine_looks_at_all_that_wait_a_part_at_a_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_MOST_PICKED", 2)
+    monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
+    with storage_for(place.url) as storage:
+        storage.create("q", order="group")
+        queue = storage.open("q")
+        names = [f"{number}" for number in range(7)]
+        queue.send_many([OutgoingMessage(name, group=name) for name in names])
+        place.execute(f"UPDATE {place.names.tables['messages']} SET state = 4")
+        found = [one for _ in range(9) for one in taken(queue, 9)]
+    assert sorted(found) == names
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
+def test_a_taker_keeps_what_it_took_when_the_sync_fails(place: Place, settings: dict[str, Any]) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        queue.send("1", group="a")
+        found = storage._engine  # type: ignore[attr-defined]
+        found._sql = {**found._sql, "sync": "SELECT 1 / 0"}
+        assert taken(queue) == ["1"]
+
+
 def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:
     with place.application.connect() as connection:
         queue.send("1", dedup_id="d", transaction=connection)
@@ -137,6 +195,21 @@ def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None
         assert queue.send("3", dedup_id="d", transaction=connection) == first
         connection.commit()
     assert [one.body for one in queue.receive()] == [b"2"]
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_sends_remove_as_many_old_dedup_ids_as_they_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(random, "random", random.Random(1).random)
+    sends = 200
+    with storage_for(place.url) as storage:
+        storage.create("w", dedup_window_ms=1)
+        queue = storage.open("w")
+        for send in range(sends):
+            queue.send_many([OutgoingMessage("x", dedup_id=f"{send} {number}") for number in range(size)])
+    ((kept,),) = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']}")
+    assert kept < sends * size / 2
 
 
 def test_a_transaction_sends_an_id_once_as_well(place: Place, queue: Queue) -> None:
