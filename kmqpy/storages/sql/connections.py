@@ -47,16 +47,25 @@ class Connections:
             threading.Lock() if dialect.name == "sqlite" else nullcontext()
         )
 
-    def run(self, work: Callable[[Cursor], T], *, several: bool = False, repeatable: bool = True) -> T:
+    def run(
+        self,
+        work: Callable[[Cursor], T],
+        *,
+        several: bool = False,
+        repeatable: bool = True,
+        then: Callable[[Cursor, T], object] | None = None,
+    ) -> T:
         """Run `work(cursor)`, commit, and return the result of `work`.
 
         several     True: `work` executes several statements, which need a transaction around them
         repeatable  False: run() does not repeat an attempt of unknown outcome, because that could do harm
+        then        called after the commit with the same connection, and the result; if it fails, the outcome
+                    of the attempt is unknown
 
         Raises Unavailable after `timeout_s`. Raises Unavailable or AccessDenied at once if the database
         refuses, and after an attempt of unknown outcome that is not `repeatable`.
         """
-        return self._repeated(lambda: self._attempt(work, several=several), repeatable=repeatable)
+        return self._repeated(lambda: self._attempt(work, then, several=several), repeatable=repeatable)
 
     def _repeated(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
@@ -127,7 +136,9 @@ class Connections:
         """Close the connections."""
         self.pool.dispose()
 
-    def _attempt(self, work: Callable[[Cursor], T], *, several: bool) -> T:
+    def _attempt(
+        self, work: Callable[[Cursor], T], then: Callable[[Cursor, T], object] | None, *, several: bool
+    ) -> T:
         try:
             proxy = self.pool.raw_connection()
         except Exception as error:
@@ -135,6 +146,8 @@ class Connections:
         try:
             cursor = proxy.info.pop("cursor", None) or self.dialect.cursor(proxy.driver_connection)
             result = self._transaction(cursor, work) if several else work(cursor)
+            if then is not None:
+                then(cursor, result)
             if self.dialect.keeps(cursor):
                 proxy.info["cursor"] = cursor
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -460,13 +460,18 @@ class SqlEngine:
                 raise _not_found(queue)
             return picked
 
-        found = self._run(pick, several=is_several)
-        with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
-            if found.rows and is_several and "sync" in self._sql:  # what take_turn has put off
-                self._run(lambda cursor: cursor.execute(self._sql["sync"], parameters))
-            if found.waiting and "stranded" in self._sql:
+        syncs = is_several and "sync" in self._sql
+        sync = partial(self._sync, parameters) if syncs else None
+        found: Picked = self._run(pick, several=is_several, then=sync)
+        if found.waiting and "stranded" in self._sql:
+            with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
                 self._show_stranded(queue, found.waiting)
         return found
+
+    def _sync(self, parameters: Mapping[str, Any], cursor: Cursor, picked: Picked) -> None:
+        """Make up for the sync that take_turn has put off; fails if the server ended, and lost the take."""
+        if picked.rows:
+            cursor.execute(self._sql["sync"], parameters)
 
     def _look_for_stranded(self, queue: QueueRow) -> None:
         """Now and then, show what takers left that ended, or lost the server, before they looked."""

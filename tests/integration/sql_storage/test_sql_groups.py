@@ -177,14 +177,26 @@ def test_an_engine_looks_at_all_that_wait_a_part_at_a_time(
 
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
-def test_a_taker_keeps_what_it_took_when_the_sync_fails(place: Place, settings: dict[str, Any]) -> None:
+def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    sync, ended = SqlEngine._sync, list[Any]()
+
+    def lost(self: SqlEngine, parameters: Any, cursor: Any, picked: Any) -> None:
+        ended.append(picked)
+        if len(ended) == 1:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        sync(self, parameters, cursor, picked)
+
     with storage_for(place.url) as storage:
         storage.create("q", **settings)
         queue = storage.open("q")
         queue.send("1", group="a")
-        found = storage._engine  # type: ignore[attr-defined]
-        found._sql = {**found._sql, "sync": "SELECT 1 / 0"}
-        assert taken(queue) == ["1"]
+        queue.send("2", group="b")
+        monkeypatch.setattr(SqlEngine, "_sync", lost)
+        (first,) = queue.receive(1, wait=0, lease=0.5)
+        (again,) = queue.receive(1, wait=10, lease=60)
+    assert (first.body, again.body) == (b"2", b"1")
 
 
 def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:
