@@ -48,7 +48,7 @@ def main() -> int:
         began = time.monotonic()
         with _servers(version) as (bootstrap, zookeeper):
             run = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "--dist", "loadfile", *args.pytest.split(), *CORE],
+                [sys.executable, "-m", "pytest", "-q", "--dist", "worksteal", *args.pytest.split(), *CORE],
                 env={**os.environ, "KMQ_TEST_CLUSTER": f"{bootstrap};{zookeeper}"},
                 check=False,
             )
