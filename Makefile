@@ -82,7 +82,7 @@ test-unit: $(READY) ## the tests that need no server
 test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or two
 	KMQ_TEST_SLOW_PAGES=1 $(BIN)/python -m pytest tests/docs -k "blocks_of_a_page and spark" $(ARGS)
 
-test-brokers: $(READY) ## the core suite on each Kafka that docs/versions.md names, 5 minutes each; ARGS="2.8.2" for one
+test-brokers: $(READY) ## the core suite on each Kafka that docs/versions.md names, 3 minutes each; ARGS="2.8.2" for one
 	$(BIN)/python -m tests.brokers $(ARGS)
 
 test-pythons: $(READY) ## the core suite on each Python that docs/versions.md names, 15 minutes each; ARGS="3.14" for one
