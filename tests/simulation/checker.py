@@ -669,9 +669,12 @@ class Checker:
         if not dead:
             # By another number than that by which it is taken, if the cut before it was not told yet. Then
             # its taker can't know of what it is a copy.
+            # Of a copy in another lane he knows it by the copy's own headers.
             named = self._named_by(record, offset)
             number = named.offset if named else copy.at
-            place = part_of(copy.topic(), copy.partition()), number
+            if self._names is not None and copy.part != partition:
+                number = self._names.number_of(copy) or copy.at
+            place = copy.part, number
             if is_mistaken:  # late operations apply to it or not: it stands a second time anyway
                 self._late_acks.torn(message, place)
             else:
