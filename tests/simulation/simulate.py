@@ -171,7 +171,7 @@ class Simulation:
         lanes = some_lanes if self.controls.lanes is None else self.controls.lanes
         priorities = Random(f"priorities of {seed}").random() < _PRIORITIES
         priorities = lanes and (priorities if self.controls.priorities is None else self.controls.priorities)
-        some_cut = is_usual and not lanes and Random(f"cut logs of {seed}").random() < _CUT_LOGS
+        some_cut = is_usual and Random(f"cut logs of {seed}").random() < _CUT_LOGS
         world.cut_logs = self.controls.cut_logs or some_cut
         some_collapse = is_usual and not lanes and Random(f"twins of {seed}").random() < _COLLAPSE
         retries_rng = Random(f"retries of {seed}")
