@@ -423,6 +423,9 @@ def test_r46_a_copy_at_the_offset_of_one_that_was_cut_away_is_another():
     lanes.end(lanes.main, 17)
     assert not lanes.acknowledged(number, b"jobs:3:18")
     assert lanes.acknowledged(number, b"jobs:3:17"), "its tracker did not know the cut"
+    lanes.copy(lanes.main, 19, 5, "jobs__retry")
+    lanes.end(lanes.main, 19)
+    assert lanes.acknowledged(number, b"jobs:3:19"), "the copy that stands there since is another one"
 
 
 def test_r46_forged_markers_of_two_lanes_make_no_endless_lineage():

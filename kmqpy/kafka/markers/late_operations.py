@@ -186,7 +186,7 @@ class LateOperations:
         """By watched message, the operation that applies of those since its last claim; the latest is last.
         An operation on a copy that was never claimed applies to no other copy, because there is none yet."""
         self._copies = _CopyRuns()
-        self._elsewhere = {lane: _CopyRuns() for lane in lanes if lane != queue}
+        self._elsewhere = {lane: _CopyRuns(last_counts=True) for lane in lanes if lane != queue}
 
     def read(self, records: Sequence[Any], enough: Callable[[], bool] = lambda: False) -> bool:
         """Take in the next records of the markers partition, with those of open and aborted transactions.
@@ -368,18 +368,23 @@ def _names_operation(headers: object) -> bool:
 
 
 class _CopyRuns:
-    """Finds the original of a copy; stores runs of originals that were copied to runs of offsets."""
+    """Finds the original of a copy; stores runs of originals that were copied to runs of offsets.
 
-    def __init__(self) -> None:
+    last_counts  copies are named by offsets of a log that may have been cut back, where one message stood
+                 after the other: the last naming counts; else the first
+    """
+
+    def __init__(self, *, last_counts: bool = False) -> None:
+        self._last_counts = last_counts
         self._copies = array("q")  # the first offset of each run, ascending
         self._originals = array("q")
         self._counts = array("q")
-        # Copies that were named after higher copies, which is rare unless somebody forges markers. Inserting
-        # them as runs would take the longer the more runs there are.
+        # Copies that were named after higher copies, which is rare unless a log is cut back, or somebody
+        # forges markers. Inserting them as runs would take the longer the more runs there are.
         self._others: dict[int, int] = {}
 
     def add(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Note pairs of an original and its copy, in any order; a copy keeps the original that is known."""
+        """Note pairs of an original and its copy, in any order."""
         for original, copy in pairs:
             passed = copy - self._copies[-1] if self._copies else 0
             if not self._copies or passed > self._counts[-1]:
@@ -389,17 +394,19 @@ class _CopyRuns:
                     self._counts[-1] += 1
                 else:
                     self._append(original, copy)
-            elif self.original_of(copy) is None:
+            elif self._last_counts or self.original_of(copy) is None:
                 self._others[copy] = original
 
     def original_of(self, copy: int) -> int | None:
         """The offset of the original of this copy; None if no copy at this offset is known."""
+        if copy in self._others:
+            return self._others[copy]
         at = bisect_right(self._copies, copy) - 1
         if at >= 0:
             passed = copy - self._copies[at]
             if passed < self._counts[at]:
                 return self._originals[at] + passed
-        return self._others.get(copy)
+        return None
 
     def _append(self, original: int, copy: int) -> None:
         self._copies.append(copy)
