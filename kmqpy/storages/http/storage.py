@@ -127,7 +127,6 @@ class RemoteStorage(Closeable):
         known = {key: value for key, value in _tuples(handle.settings).items() if key in SETTING_NAMES}
         opened = RemoteQueue(
             self._gateways,
-            name,
             handle,
             StoredQueueSettings.of(name, known),
             _capabilities(handle.capabilities),
