@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -319,15 +320,16 @@ class MessageActions:
         if served.is_grouped:
             late = {id_: one for id_, one in handles.items() if one.wire_id not in self._deleted}
             errors = await _each(dict.fromkeys(late, _check_current))(served, late)
-        good: dict[str, str] = {}
+        good: dict[str, tuple[str, str]] = {}
         for id_, handle in handles.items():
             if id_ not in errors:
                 try:
-                    good[handle.wire_id] = _stored_id(served, handle)
+                    good[handle.wire_id] = _stored(served, handle)
                     self._attempts.touch(handle.wire_id)
                 except SqsError as error:
                     errors[id_] = error
-        await served.ack([*good.values()])
+        stored = dict(good.values())
+        await served.ack([*stored], [*stored.values()])
         for wire_id in good:
             self._latest.pop(wire_id, None)
             _remember(self._deleted, wire_id)
@@ -439,22 +441,18 @@ async def _tried_on(do: _One, served: ServedQueue, handle: Handle) -> SqsError |
 
 async def _check_current(served: ServedQueue, handle: Handle) -> None:
     """Raise SqsError if what is behind the message in its group may be with others."""
-    _stored_id(served, handle)
+    _stored(served, handle)
     if not await served.change(handle.receipt, _SHOWN_LEASE_S):  # the message must be received again
         raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
 
 
-def _stored_id(served: ServedQueue, handle: Handle) -> str:
-    """What the storage calls the message; raises SqsError for what is none of this queue."""
-    try:
+def _stored(served: ServedQueue, handle: Handle) -> tuple[str, str]:
+    """The storage's id and receipt of the message; raises SqsError for what is none of this queue."""
+    with suppress(ReceiptError):  # who makes handles up may name what is no message
         id_ = served.ids.parse(handle.wire_id)
-        if id_ is not None:
-            served.receipts([id_])  # who makes handles up may name what is no message
-    except ReceiptError:
-        id_ = None
-    if id_ is None:  # of an earlier queue of this name, too
-        raise foreign_handle(handle.text())
-    return id_
+        if id_ is not None:  # else of an earlier queue of this name
+            return id_, served.receipts([id_])[0]
+    raise foreign_handle(handle.text())
 
 
 def _remember(kept: OrderedDict[str, str], wire_id: str, receipt: str = "") -> None:
