@@ -366,16 +366,9 @@ class Calls:
     async def describe(self, asked: Asked) -> shapes.Description:
         """The settings of a queue, and how many messages it holds."""
         found = await self._administer(asked, lambda storage, name: storage.describe(name))
-        return shapes.Description(
-            name=asked.queue,
-            generation=found.generation,
-            settings=_plain({**found.settings, "name": asked.queue}),
-            ready=found.ready,
-            delayed=found.delayed,
-            in_flight=found.in_flight,
-            dead=found.dead,
-            held_groups=found.held_groups,
-        )
+        settings = _plain({**found.settings, "name": asked.queue})
+        described = msgspec.convert(found, shapes.Description, from_attributes=True)
+        return msgspec.structs.replace(described, name=asked.queue, settings=settings)
 
     async def delete(self, asked: Asked) -> None:
         """Delete a queue with all its messages."""

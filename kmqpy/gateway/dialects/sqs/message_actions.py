@@ -26,7 +26,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     SqsError,
     invalid,
     missing,
-    no_such_queue,
+    raise_no_such_queue,
 )
 from kmqpy.gateway.dialects.sqs.messages import (
     FirstTakes,
@@ -146,7 +146,7 @@ class MessageActions:
 
         try:
             ids: list[dict[str, str]] = await self._hub.with_queue(
-                QueueName(name), send, missing=_raise_missing
+                QueueName(name), send, missing=raise_no_such_queue
             )
         except NotSupported as error:
             raise SqsError(UNSUPPORTED, str(error)) from None
@@ -207,7 +207,7 @@ class MessageActions:
                 if good and not terms.visibility:
                     await asyncio.gather(*(served.change(_receipt(served, one.taken), 0) for one in good))
 
-        return await self._hub.with_queue(QueueName(name), take, missing=_raise_missing)
+        return await self._hub.with_queue(QueueName(name), take, missing=raise_no_such_queue)
 
     async def _repeated(self, asked: Asked, served: ServedQueue, terms: _Terms) -> list[dict[str, Any]]:
         """What this attempt was answered before, hidden for so long from now; empty: it is a new one."""
@@ -407,7 +407,7 @@ class MessageActions:
                 errors[id_] = error
         if handles:
             errors |= await self._hub.with_queue(
-                QueueName(name), partial(_with, do, handles), missing=_raise_missing
+                QueueName(name), partial(_with, do, handles), missing=raise_no_such_queue
             )
         return {id_: errors.get(id_, {}) for id_ in given}
 
@@ -472,10 +472,6 @@ def _by_group(messages: Sequence[Received]) -> list[Received]:
     for index, one in enumerate(messages):
         first.setdefault(one.taken.group, index)
     return sorted(messages, key=lambda one: first[one.taken.group])
-
-
-def _raise_missing() -> Any:
-    raise no_such_queue()
 
 
 def _tried(
