@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -61,49 +62,17 @@ class RemoteMessage(LazyMessage):
         """See Message.ack."""
         self._queue.ack(self, confirmed=confirmed)
 
-    @property
-    def queue(self) -> str:
-        return self._queue.name
-
-    @property
-    def id(self) -> str:
-        return self._shape.id
-
-    @property
-    def body(self) -> bytes:
-        return self._shape.body_bytes()
-
-    @property
-    def headers(self) -> Headers:
-        return self._shape.all_headers()
-
-    @property
-    def attempts(self) -> int:
-        return self._shape.attempts
-
-    @property
-    def enqueued_ms(self) -> int:
-        return self._shape.enqueued_ms
-
-    @property
-    def first_enqueued_ms(self) -> int:
-        return self._shape.first_enqueued_ms
-
-    @property
-    def lease_until_ms(self) -> int:
-        return self._until_ms
-
-    @property
-    def receipt(self) -> str:
-        return self._shape.receipt
-
-    @property
-    def group(self) -> str | None:
-        return self._shape.group
-
-    @property
-    def key(self) -> bytes | None:
-        return self._shape.key_bytes()
+    queue = property(attrgetter("_queue.name"))
+    id = property(attrgetter("_shape.id"))
+    key = property(lambda self: self._shape.key_bytes())
+    body = property(lambda self: self._shape.body_bytes())
+    headers = property(lambda self: self._shape.all_headers())
+    group = property(attrgetter("_shape.group"))
+    attempts = property(attrgetter("_shape.attempts"))
+    enqueued_ms = property(attrgetter("_shape.enqueued_ms"))
+    first_enqueued_ms = property(attrgetter("_shape.first_enqueued_ms"))
+    lease_until_ms = property(attrgetter("_until_ms"))
+    receipt = property(attrgetter("_shape.receipt"))
 
 
 class RemoteQueue(BaseQueue):
