@@ -7,9 +7,11 @@ KMQ_TEST_ZOOKEEPERS=3: the embedded ZooKeeper is an ensemble of so many servers.
 KMQ_TEST_DATABASES chooses those of `database_url` in the same way, `docker` or `embedded`.
 """
 
+import asyncio
 import contextlib
 import functools
 import gc
+import inspect
 import logging
 import os
 import re
@@ -135,6 +137,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 def pytest_unconfigure() -> None:
     _shared.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A coroutine function that is a test runs on an event loop of its own; its fixtures do not."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ def default_url() -> str:
 )
 @AWS_KEY
 @click.option("--discovery", metavar="HOSTS", help="ZooKeeper, where EmoDB's clients look for gateways.")
-@click.option("--cluster-name", default="", help="Of EmoDB's clients, for --discovery.")
+@click.option("--cluster-name", "cluster", default="", help="Of EmoDB's clients, for --discovery.")
 @click.option("--advertise", metavar="HOST", help="The host name to register there [--host].")
 @click.option(
     "--graceful/--no-graceful",
@@ -118,29 +118,19 @@ def default_url() -> str:
 )
 def gateway(
     urls: tuple[str, ...],
-    host: str,
-    port: int,
-    admin_port: int | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
     keys_file: Path | None,
     aws_key: Path | None,
     discovery: str | None,
-    cluster_name: str,
-    advertise: str | None,
     *,
     graceful: bool,
     drain: timedelta,
-    public_url: str,
-    region: str,
-    account: str,
     sqs_rest: timedelta,
-    sqs_fair: tuple[str, ...],
     no_tracker: bool,
     access_log: bool,
     max_message_bytes: int,
     log_level: str,
     log_format: str,
+    **given: Any,
 ) -> None:
     """Serve queues over HTTP to clients of EmoDB and SQS, until SIGTERM or Ctrl-C.
 
@@ -165,22 +155,12 @@ def gateway(
     settings = settings_type(
         peers=peers,
         roots=roots,
-        host=host,
-        port=port,
-        admin_port=admin_port,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        cluster=cluster_name,
         discovery=None if discovery is None else _zookeeper(discovery),
-        advertise=advertise,
         drain_s=drain.total_seconds() if graceful else 0.0,
-        public_url=public_url,
-        region=region,
-        account=account,
         sqs_rest_s=sqs_rest.total_seconds(),
-        sqs_fair=sqs_fair,
         aws_key=_operator_key(aws_key),
         limits=limits_type(max_message_bytes=max_message_bytes),
+        **given,
     )
     _warn_of_address(settings)
     with _storages(urls, opened) as storages, ExitStack() as opened_trackers:

@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import functools
 import ipaddress
+import json
 import re
 import tomllib
 import types
@@ -110,6 +111,17 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
 
 _type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 """Cached, since lists of queues build the settings of each."""
+
+
+def json_object(data: bytes | str, what: str) -> dict[str, Any]:
+    """Parse a JSON object; raises ConfigError, in which `what` names the data."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what}: not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{what}: expected a JSON object, found {type(values).__name__}")
+    return values
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

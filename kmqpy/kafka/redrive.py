@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import DecodeError, KmqError, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
@@ -162,7 +162,7 @@ def int_header_or_none(headers: m.Headers, name: str) -> int | None:
         return None
 
 
-class RedriveRun:
+class RedriveRun(Closeable):
     """Executes the moves of one redrive or purge, and counts them.
 
     done     how many dead letters the run has finished for certain
@@ -194,12 +194,8 @@ class RedriveRun:
         self._known: Mapping[int, KnownEnds] = {}
         self._producer = self._open_producer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Drop what was not sent, and release the connection that reads."""
         self._producer.purge()
         if self._finished_letters is not None:
             self._finished_letters.close()

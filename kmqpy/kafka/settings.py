@@ -24,6 +24,7 @@ from kmqpy.core.settings import (
     check_limit,
     convert,
     flat,
+    json_object,
     keys,
     refuse_unknown,
     with_default_port,
@@ -341,12 +342,7 @@ class QueueSettings(QueuePolicy):
         Raises:
             ConfigError: They are not settings.
         """
-        try:
-            values = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"queue settings: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
+        values = json_object(data, "queue settings")
         if newer:
             values = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         return cls.stored(values)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kmqpy.core.settings import build, check_count, check_limit
+from kmqpy.core.settings import build, check_count, check_limit, json_object
 from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import POLICY, QueuePolicy
@@ -187,12 +187,7 @@ class StoredQueueSettings(QueuePolicy):
         Leaves out settings that only a newer kmqpy knows. Raises ConfigError for a text that is not JSON, and
         for a wrong value.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"queue settings: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
+        values = json_object(text, "queue settings")
         known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         return build(cls, {**known, "name": name})
 

@@ -8,9 +8,10 @@ take of one row, so that another process can acknowledge the message.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
-from kmqpy.message import Headers, LazyMessage, MessagesLike
+from kmqpy.message import LazyMessage, MessagesLike
 from kmqpy.storages.engine import MessageRow, TakeRef
 from kmqpy.storages.receipts import Receipts
 
@@ -67,46 +68,14 @@ class StoredMessage(LazyMessage):
         """The row as the take returned it."""
         return self._row
 
-    @property
-    def queue(self) -> str:
-        return self._context.queue.name
-
-    @property
-    def id(self) -> str:
-        return str(self._row.id)
-
-    @property
-    def body(self) -> bytes:
-        return self._row.body
-
-    @property
-    def headers(self) -> Headers:
-        return self._row.headers
-
-    @property
-    def attempts(self) -> int:
-        return self._row.requeues + 1
-
-    @property
-    def enqueued_ms(self) -> int:
-        return self._row.enqueued_ms
-
-    @property
-    def first_enqueued_ms(self) -> int:
-        return self._row.first_enqueued_ms
-
-    @property
-    def lease_until_ms(self) -> int:
-        return self._row.until_ms + self._context.ahead_ms
-
-    @property
-    def receipt(self) -> str:
-        return self._context.receipts.make(self._row.id, self._row.take)
-
-    @property
-    def group(self) -> str | None:
-        return self._row.group
-
-    @property
-    def key(self) -> bytes | None:
-        return self._row.key
+    queue = property(attrgetter("_context.queue.name"))
+    id = property(lambda self: str(self._row.id))
+    key = property(attrgetter("_row.key"))
+    body = property(attrgetter("_row.body"))
+    headers = property(attrgetter("_row.headers"))
+    group = property(attrgetter("_row.group"))
+    attempts = property(lambda self: self._row.requeues + 1)
+    enqueued_ms = property(attrgetter("_row.enqueued_ms"))
+    first_enqueued_ms = property(attrgetter("_row.first_enqueued_ms"))
+    lease_until_ms = property(lambda self: self._row.until_ms + self._context.ahead_ms)
+    receipt = property(lambda self: self._context.receipts.make(self._row.id, self._row.take))

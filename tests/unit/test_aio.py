@@ -271,21 +271,18 @@ class TestQueue:
         assert fake.closed
         working._log_destroy_pending = False
 
-    def test_what_was_submitted_too_late_is_refused(self):
+    async def test_what_was_submitted_too_late_is_refused(self):
         """Another event loop may close the queue between the check of a send() and its submission."""
 
-        async def main():
-            with ThreadPoolExecutor(1) as threads:
-                batches = Batches(threads, lambda items: items)
-                assert await batches.submit(5) == 5
-                batches.close()
-                with pytest.raises(Closed):
-                    await batches.submit(6)
-            shut = Batches(threads, lambda items: items)
+        with ThreadPoolExecutor(1) as threads:
+            batches = Batches(threads, lambda items: items)
+            assert await batches.submit(5) == 5
+            batches.close()
             with pytest.raises(Closed):
-                await shut.submit(7)
-
-        asyncio.run(main())
+                await batches.submit(6)
+        shut = Batches(threads, lambda items: items)
+        with pytest.raises(Closed):
+            await shut.submit(7)
 
     def test_heavy_items_get_batches_of_their_own_and_nobody_s_result_is_told(self):
         first_began, may_end = threading.Event(), threading.Event()
@@ -318,24 +315,18 @@ class TestQueue:
         with pytest.raises(ConfigError, match="threads"):
             AsyncQueue(FakeQueue(), threads=threads)
 
-    def test_after_close_everything_raises_closed(self):
-        async def main():
-            queue = AsyncQueue(FakeQueue())
-            await queue.close()
-            await queue.close()
-            for operation in (queue.send("x"), queue.receive(), queue.ack("r1")):
-                with pytest.raises(Closed):
-                    await operation
+    async def test_after_close_everything_raises_closed(self):
+        queue = AsyncQueue(FakeQueue())
+        await queue.close()
+        await queue.close()
+        for operation in (queue.send("x"), queue.receive(), queue.ack("r1")):
+            with pytest.raises(Closed):
+                await operation
 
-        asyncio.run(main())
-
-    def test_errors_of_the_queue_come_through(self):
-        async def main():
-            async with AsyncQueue(FakeQueue()) as queue:
-                with pytest.raises(NotSupported):
-                    await queue.call(queue.queue.purge)
-
-        asyncio.run(main())
+    async def test_errors_of_the_queue_come_through(self):
+        async with AsyncQueue(FakeQueue()) as queue:
+            with pytest.raises(NotSupported):
+                await queue.call(queue.queue.purge)
 
 
 def test_on_an_at_most_once_queue_nothing_is_lost_by_a_cancelled_receive_or_a_break(caplog):

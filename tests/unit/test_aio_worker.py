@@ -111,22 +111,19 @@ class TestWorker:
         fake = asyncio.run(main())
         assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
 
-    def test_run_raises_what_ended_the_worker(self):
-        async def main():
-            fake = FakeQueue()
+    async def test_run_raises_what_ended_the_worker(self):
+        fake = FakeQueue()
 
-            def broken():
-                raise ConfigError("lease: too long")
+        def broken():
+            raise ConfigError("lease: too long")
 
-            fake.before_receive = broken
+        fake.before_receive = broken
 
-            async def handler(message):
-                """Nothing."""
+        async def handler(message):
+            """Nothing."""
 
-            with pytest.raises(ConfigError, match="too long"):
-                await AsyncWorker(fake, handler).run()
-
-        asyncio.run(main())
+        with pytest.raises(ConfigError, match="too long"):
+            await AsyncWorker(fake, handler).run()
 
     def test_signals_are_left_to_the_application_unless_asked_for(self):
         noted = []
@@ -318,22 +315,19 @@ class TestWorker:
         assert "closed" in str(worker.failure)
         worker.stop()
 
-    def test_a_second_run_is_refused_and_leaves_the_first_alone(self):
-        async def main():
-            fake, worker = FakeQueue("x", "x"), None
+    async def test_a_second_run_is_refused_and_leaves_the_first_alone(self):
+        fake, worker = FakeQueue("x", "x"), None
 
-            async def handler(message):
-                if message.receipt == "r1":
-                    with pytest.raises(KmqError, match="started before"):
-                        await asyncio.to_thread(asyncio.run, worker.run())
+        async def handler(message):
+            if message.receipt == "r1":
+                with pytest.raises(KmqError, match="started before"):
+                    await asyncio.to_thread(asyncio.run, worker.run())
 
-            worker = AsyncWorker(fake, handler, concurrency=1)
-            running = asyncio.ensure_future(worker.run())
-            await eventually(lambda: len(fake.of("ack")) == 2)
-            worker.stop()
-            await running
-
-        asyncio.run(main())
+        worker = AsyncWorker(fake, handler, concurrency=1)
+        running = asyncio.ensure_future(worker.run())
+        await eventually(lambda: len(fake.of("ack")) == 2)
+        worker.stop()
+        await running
 
     def test_no_thread_is_left(self):
         before = set(threading.enumerate())  # those of other tests are their own matter

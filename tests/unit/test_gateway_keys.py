@@ -210,43 +210,37 @@ class Store:
         return self.keys
 
 
-def test_the_keyring_knows_revoked_keys_within_five_seconds():
-    async def main():
-        clock = ManualClock()
-        key, secret = new_key("", ["queue_post"], [])
-        store = Store(key)
-        ring = Keyring(store.read, may_be_open=False, clock=clock)
-        assert (await ring.who(secret)).id == key.id
-        for wrong in (None, "", "x", secret + "x", digest_of(secret)):
-            assert await ring.who(wrong) is None
-        assert store.reads == 1
-        store.keys = []
-        clock.advance(4.9)
-        assert await ring.who(secret) is None
-
-    asyncio.run(main())
+async def test_the_keyring_knows_revoked_keys_within_five_seconds():
+    clock = ManualClock()
+    key, secret = new_key("", ["queue_post"], [])
+    store = Store(key)
+    ring = Keyring(store.read, may_be_open=False, clock=clock)
+    assert (await ring.who(secret)).id == key.id
+    for wrong in (None, "", "x", secret + "x", digest_of(secret)):
+        assert await ring.who(wrong) is None
+    assert store.reads == 1
+    store.keys = []
+    clock.advance(4.9)
+    assert await ring.who(secret) is None
 
 
-def test_while_the_store_is_silent_known_keys_stay_valid_and_without_any_nobody_gets_in():
-    async def main():
-        clock = ManualClock()
-        key, secret = new_key("", ["queue_post"], [])
-        store = Store(key)
-        store.error = Unavailable("away")
-        ring = Keyring(store.read, may_be_open=True, clock=clock)
-        with pytest.raises(Unavailable):
-            await ring.who(secret)
-        store.error = None
-        clock.advance(1)
-        assert (await ring.who(secret)).id == key.id
-        store.error = Unavailable("away")
-        clock.advance(60)
-        assert (await ring.who(secret)).id == key.id
-
-    asyncio.run(main())
+async def test_while_the_store_is_silent_known_keys_stay_valid_and_without_any_nobody_gets_in():
+    clock = ManualClock()
+    key, secret = new_key("", ["queue_post"], [])
+    store = Store(key)
+    store.error = Unavailable("away")
+    ring = Keyring(store.read, may_be_open=True, clock=clock)
+    with pytest.raises(Unavailable):
+        await ring.who(secret)
+    store.error = None
+    clock.advance(1)
+    assert (await ring.who(secret)).id == key.id
+    store.error = Unavailable("away")
+    clock.advance(60)
+    assert (await ring.who(secret)).id == key.id
 
 
-def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
+async def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
     monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 0.05)
 
     class Hanging(Store):
@@ -256,54 +250,48 @@ def test_nobody_waits_for_long_for_a_store_that_hangs(monkeypatch):
             await self.answers.wait()
             return await super().read()
 
-    async def main():
-        clock = ManualClock()
-        key, secret = new_key("", ["queue_post"], [])
-        store = Hanging(key)
-        ring = Keyring(store.read, may_be_open=False, clock=clock)
-        with pytest.raises(Unavailable, match="in time"):
-            await ring.who(secret)
-        store.answers.set()
+    clock = ManualClock()
+    key, secret = new_key("", ["queue_post"], [])
+    store = Hanging(key)
+    ring = Keyring(store.read, may_be_open=False, clock=clock)
+    with pytest.raises(Unavailable, match="in time"):
+        await ring.who(secret)
+    store.answers.set()
+    assert (await ring.who(secret)).id == key.id
+    store.answers.clear()
+    clock.advance(60)
+    async with asyncio.timeout(30):
         assert (await ring.who(secret)).id == key.id
-        store.answers.clear()
-        clock.advance(60)
-        async with asyncio.timeout(30):
-            assert (await ring.who(secret)).id == key.id
-        store.keys = []
-        store.answers.set()
-        while await ring.who(secret):  # the reading goes on meanwhile, and ends now
-            await asyncio.sleep(0)
-        assert store.reads == 2
-
-    asyncio.run(main())
+    store.keys = []
+    store.answers.set()
+    while await ring.who(secret):  # the reading goes on meanwhile, and ends now
+        await asyncio.sleep(0)
+    assert store.reads == 2
 
 
-def test_nobody_waits_for_a_store_that_has_just_failed(monkeypatch):
+async def test_nobody_waits_for_a_store_that_has_just_failed(monkeypatch):
     monkeypatch.setattr(keyring, "_PATIENCE_S", 0.0)
 
     class Hanging(Store):
         async def read(self):
             return await (super().read() if self.reads < 2 else asyncio.Event().wait())
 
-    async def main():
-        clock = ManualClock()
-        key, secret = new_key("", ["queue_post"], [])
-        store = Hanging(key)
-        ring = Keyring(store.read, may_be_open=False, clock=clock)
+    clock = ManualClock()
+    key, secret = new_key("", ["queue_post"], [])
+    store = Hanging(key)
+    ring = Keyring(store.read, may_be_open=False, clock=clock)
+    assert await ring.who(secret)
+    store.error = Unavailable("away")
+    clock.advance(60)
+    assert await ring.who(secret)
+    clock.advance(2)
+    async with asyncio.timeout(10):
+        monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 30.0)
         assert await ring.who(secret)
-        store.error = Unavailable("away")
-        clock.advance(60)
-        assert await ring.who(secret)
-        clock.advance(2)
-        async with asyncio.timeout(10):
-            monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 30.0)
-            assert await ring.who(secret)
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("idle_s", "old_ones_decide"), [(4.5, True), (3600, False)])
-def test_after_a_quiet_time_a_store_that_takes_a_moment_decides(monkeypatch, idle_s, old_ones_decide):
+async def test_after_a_quiet_time_a_store_that_takes_a_moment_decides(monkeypatch, idle_s, old_ones_decide):
     monkeypatch.setattr(keyring, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(keyring, "_LONG_PATIENCE_S", 30.0)
 
@@ -312,59 +300,50 @@ def test_after_a_quiet_time_a_store_that_takes_a_moment_decides(monkeypatch, idl
             await asyncio.sleep(0.05)
             return await super().read()
 
-    async def main():
-        clock = ManualClock()
-        revoked, secret = new_key("", ["queue_post"], [])
-        new, new_secret = new_key("", ["queue_post"], [])
-        store = Slow(revoked)
-        ring = Keyring(store.read, may_be_open=False, clock=clock)
-        assert await ring.who(secret)
-        store.keys = [new]
-        clock.advance(idle_s)
-        assert bool(await ring.who(secret)) is old_ones_decide
-        assert bool(await ring.who(new_secret)) is not old_ones_decide
-
-    asyncio.run(main())
+    clock = ManualClock()
+    revoked, secret = new_key("", ["queue_post"], [])
+    new, new_secret = new_key("", ["queue_post"], [])
+    store = Slow(revoked)
+    ring = Keyring(store.read, may_be_open=False, clock=clock)
+    assert await ring.who(secret)
+    store.keys = [new]
+    clock.advance(idle_s)
+    assert bool(await ring.who(secret)) is old_ones_decide
+    assert bool(await ring.who(new_secret)) is not old_ones_decide
 
 
 @pytest.mark.parametrize("may_be_open", [True, False])
-def test_everybody_may_do_everything_until_the_first_key_if_that_is_wanted(may_be_open):
-    async def main():
-        clock = ManualClock()
-        store = Store()
-        store.keys = None
-        ring = Keyring(store.read, may_be_open=may_be_open, clock=clock)
-        assert await ring.who(None) is (ANYBODY if may_be_open else None)
-        store.keys = []
-        clock.advance(5)
-        assert await ring.who(None) is None
-
-    asyncio.run(main())
+async def test_everybody_may_do_everything_until_the_first_key_if_that_is_wanted(may_be_open):
+    clock = ManualClock()
+    store = Store()
+    store.keys = None
+    ring = Keyring(store.read, may_be_open=may_be_open, clock=clock)
+    assert await ring.who(None) is (ANYBODY if may_be_open else None)
+    store.keys = []
+    clock.advance(5)
+    assert await ring.who(None) is None
 
 
-def test_a_key_s_limits():
-    async def main():
-        clock = ManualClock()
-        key, secret = new_key("", ["queue_post"], [], requests_per_s=2, bytes_per_s=100)
-        with memory_storage() as storage, ThreadPoolExecutor(1) as threads:
-            store = StorageKeys(storage)
-            store.put(key)
-            access = Access(store, threads, may_be_open=False, clock=clock)
-            sender = await access(secret)
+async def test_a_key_s_limits():
+    clock = ManualClock()
+    key, secret = new_key("", ["queue_post"], [], requests_per_s=2, bytes_per_s=100)
+    with memory_storage() as storage, ThreadPoolExecutor(1) as threads:
+        store = StorageKeys(storage)
+        store.put(key)
+        access = Access(store, threads, may_be_open=False, clock=clock)
+        sender = await access(secret)
+        await access(secret)
+        with pytest.raises(Overloaded, match="requests_per_s") as raised:
             await access(secret)
-            with pytest.raises(Overloaded, match="requests_per_s") as raised:
-                await access(secret)
-            assert 0 < raised.value.retry_after_s <= 1
-            assert raised.value.why == "key"
-            clock.advance(1)
-            await access(secret)
-            access.spend_bytes(sender, 250)  # what is there already is counted, not refused
-            with pytest.raises(Overloaded, match="bytes_per_s"):
-                access.spend_bytes(sender, 1)
-            clock.advance(2)
+        assert 0 < raised.value.retry_after_s <= 1
+        assert raised.value.why == "key"
+        clock.advance(1)
+        await access(secret)
+        access.spend_bytes(sender, 250)  # what is there already is counted, not refused
+        with pytest.raises(Overloaded, match="bytes_per_s"):
             access.spend_bytes(sender, 1)
-
-    asyncio.run(main())
+        clock.advance(2)
+        access.spend_bytes(sender, 1)
 
 
 def test_a_storage_that_can_t_acknowledge_unseen_messages_keeps_no_keys():

@@ -15,30 +15,27 @@ from kmqpy.queue import Capabilities
 from kmqpy.testing import ManualClock, memory_storage
 
 
-def test_a_call_that_is_watched_shows_whether_the_storage_answers():
-    async def main():
-        clock, answered = ManualClock(), asyncio.Event()
-        with memory_storage() as storage, memory_storage() as other:
-            hub = Hub({"": storage, "same": storage, "other": other}, clock=clock)
-            watching = asyncio.ensure_future(hub.watch(storage, answered.wait()))
-            await asyncio.sleep(0)
-            assert hub.silent_storages() == []
-            clock.advance(2.1)
-            assert hub.silent_storages() == ["", "same"]
-            answered.set()
-            await watching
-            assert hub.silent_storages() == []
+async def test_a_call_that_is_watched_shows_whether_the_storage_answers():
+    clock, answered = ManualClock(), asyncio.Event()
+    with memory_storage() as storage, memory_storage() as other:
+        hub = Hub({"": storage, "same": storage, "other": other}, clock=clock)
+        watching = asyncio.ensure_future(hub.watch(storage, answered.wait()))
+        await asyncio.sleep(0)
+        assert hub.silent_storages() == []
+        clock.advance(2.1)
+        assert hub.silent_storages() == ["", "same"]
+        answered.set()
+        await watching
+        assert hub.silent_storages() == []
 
-            async def fail():
-                raise Unavailable("away")
+        async def fail():
+            raise Unavailable("away")
 
-            with pytest.raises(Unavailable):
-                await hub.watch(other, fail())
-            assert hub.silent_storages() == ["other"]
-            clock.advance(5.1)
-            assert hub.silent_storages() == []
-
-    asyncio.run(main())
+        with pytest.raises(Unavailable):
+            await hub.watch(other, fail())
+        assert hub.silent_storages() == ["other"]
+        clock.advance(5.1)
+        assert hub.silent_storages() == []
 
 
 class Slow:
@@ -89,98 +86,80 @@ async def send(hub):
     return time.monotonic() - begun_s
 
 
-def test_the_first_request_that_a_storage_does_not_answer_is_given_up_soon():
-    async def main():
-        async with a_slow_hub() as (hub, storage):
-            storage.seconds, storage.away = 2.5, True
-            begun_s = time.monotonic()
-            assert isinstance(await send(hub), Unavailable)
-            assert 0.15 < time.monotonic() - begun_s < 1
-            assert hub.silent_storages() == [], "it may just be slow"
-            await asyncio.sleep(2.1)
-            assert hub.silent_storages() == [""]
-            storage.seconds, storage.away = 0, False
-            await asyncio.sleep(0.5)
+async def test_the_first_request_that_a_storage_does_not_answer_is_given_up_soon():
+    async with a_slow_hub() as (hub, storage):
+        storage.seconds, storage.away = 2.5, True
+        begun_s = time.monotonic()
+        assert isinstance(await send(hub), Unavailable)
+        assert 0.15 < time.monotonic() - begun_s < 1
+        assert hub.silent_storages() == [], "it may just be slow"
+        await asyncio.sleep(2.1)
+        assert hub.silent_storages() == [""]
+        storage.seconds, storage.away = 0, False
+        await asyncio.sleep(0.5)
+        assert isinstance(await send(hub), float)
+        assert hub.silent_storages() == []
+
+
+async def test_a_slow_storage_is_given_up_once_at_most():
+    async with a_slow_hub() as (hub, storage):
+        storage.seconds = 0.5
+        assert isinstance(await send(hub), Unavailable)
+        await asyncio.sleep(0.5)
+        for _ in range(3):
             assert isinstance(await send(hub), float)
-            assert hub.silent_storages() == []
-
-    asyncio.run(main())
+        assert hub.silent_storages() == []
 
 
-def test_a_slow_storage_is_given_up_once_at_most():
-    async def main():
-        async with a_slow_hub() as (hub, storage):
-            storage.seconds = 0.5
-            assert isinstance(await send(hub), Unavailable)
-            await asyncio.sleep(0.5)
-            for _ in range(3):
-                assert isinstance(await send(hub), float)
-            assert hub.silent_storages() == []
-
-    asyncio.run(main())
-
-
-def test_a_slow_call_of_a_storage_that_answers_others_is_not_given_up():
-    async def main():
-        async with a_slow_hub() as (hub, storage):
-            storage.seconds = 0.6
-            sending = asyncio.ensure_future(send(hub))
-            await asyncio.sleep(0.05)
-            storage.seconds = 0
-            while not sending.done():
-                await hub.with_queue(JOBS, lambda queue: queue.release_all(), missing=lambda: None)
-                await asyncio.sleep(0.02)
-            assert sending.result() > 0.5
-
-    asyncio.run(main())
+async def test_a_slow_call_of_a_storage_that_answers_others_is_not_given_up():
+    async with a_slow_hub() as (hub, storage):
+        storage.seconds = 0.6
+        sending = asyncio.ensure_future(send(hub))
+        await asyncio.sleep(0.05)
+        storage.seconds = 0
+        while not sending.done():
+            await hub.with_queue(JOBS, lambda queue: queue.release_all(), missing=lambda: None)
+            await asyncio.sleep(0.02)
+        assert sending.result() > 0.5
 
 
-def test_what_is_known_to_take_long_is_waited_for():
-    async def main():
-        async with a_slow_hub() as (hub, storage):
-            storage.seconds = 0.5
+async def test_what_is_known_to_take_long_is_waited_for():
+    async with a_slow_hub() as (hub, storage):
+        storage.seconds = 0.5
 
-            async def slow(queue):
-                return await queue.send([b"x"])
+        async def slow(queue):
+            return await queue.send([b"x"])
 
-            assert await hub.with_queue(JOBS, slow, missing=lambda: None, patience_s=60)
-
-    asyncio.run(main())
+        assert await hub.with_queue(JOBS, slow, missing=lambda: None, patience_s=60)
 
 
-def test_the_last_number_of_a_storage_that_is_away_is_no_answer():
-    async def main():
-        async with a_slow_hub() as (hub, storage):
+async def test_the_last_number_of_a_storage_that_is_away_is_no_answer():
+    async with a_slow_hub() as (hub, storage):
 
-            async def count():
-                return await hub.with_queue(JOBS, lambda queue: queue.in_flight(), missing=lambda: None)
+        async def count():
+            return await hub.with_queue(JOBS, lambda queue: queue.in_flight(), missing=lambda: None)
 
-            assert await count() == 0
-            storage.seconds, storage.away = 0.4, True
-            assert await count() == 0, "it may just be slow"
-            await asyncio.sleep(0.4)
-            with pytest.raises(Unavailable):
-                await count()
-
-    asyncio.run(main())
+        assert await count() == 0
+        storage.seconds, storage.away = 0.4, True
+        assert await count() == 0, "it may just be slow"
+        await asyncio.sleep(0.4)
+        with pytest.raises(Unavailable):
+            await count()
 
 
-def test_an_answer_that_was_known_before_is_no_sign_of_a_storage():
-    async def main():
-        async with a_slow_hub() as (hub, storage):
-            storage.away = True
+async def test_an_answer_that_was_known_before_is_no_sign_of_a_storage():
+    async with a_slow_hub() as (hub, storage):
+        storage.away = True
 
-            async def known(_):
-                return 7
+        async def known(_):
+            return 7
 
-            assert isinstance(await send(hub), Unavailable)
-            assert await hub.with_queue(JOBS, known, missing=lambda: None) == 7
-            assert hub.silent_storages() == [""]
-            storage.away = False
-            assert isinstance(await send(hub), float)
-            assert hub.silent_storages() == []
-
-    asyncio.run(main())
+        assert isinstance(await send(hub), Unavailable)
+        assert await hub.with_queue(JOBS, known, missing=lambda: None) == 7
+        assert hub.silent_storages() == [""]
+        storage.away = False
+        assert isinstance(await send(hub), float)
+        assert hub.silent_storages() == []
 
 
 def test_the_pulse_of_a_storage():
@@ -209,74 +188,62 @@ def test_the_pulse_of_a_storage():
     assert not pulse.is_away(4026), "nobody has asked it since"
 
 
-def test_a_process_that_is_held_up_does_not_take_its_storage_to_be_away():
-    async def main():
-        async with a_hub() as (hub, _):
-            sending = asyncio.ensure_future(hub.with_made(JOBS, lambda queue: queue.send([b"x"])))
-            await asyncio.sleep(0)
-            time.sleep(0.6)
-            assert len(await sending) == 1
-
-    asyncio.run(main())
+async def test_a_process_that_is_held_up_does_not_take_its_storage_to_be_away():
+    async with a_hub() as (hub, _):
+        sending = asyncio.ensure_future(hub.with_made(JOBS, lambda queue: queue.send([b"x"])))
+        await asyncio.sleep(0)
+        time.sleep(0.6)
+        assert len(await sending) == 1
 
 
-def test_a_number_that_takes_long_is_answered_in_time():
-    async def main():
-        gate = asyncio.Event()
-        counted = []
+async def test_a_number_that_takes_long_is_answered_in_time():
+    gate = asyncio.Event()
+    counted = []
 
-        async def count(limit):
-            counted.append(limit)
-            await gate.wait()
-            return 7
+    async def count(limit):
+        counted.append(limit)
+        await gate.wait()
+        return 7
 
-        number = Estimate(count)
-        number.change(5)
-        number.change(-2)
-        assert await asyncio.gather(number.get(), number.get(), number.get(10)) == [3, 3, 3]
-        assert counted == [None, 10]
-        gate.set()
-        assert await number.get() == 7
-        gate.clear()
-        assert await number.get() == 7  # the last one
-        number.change(2)
-        assert await number.get() == 9
-        number.become(0)
-        number.change(-1)
-        assert await number.get() == 0
-        gate.set()
-        assert await number.get() == 7
-
-    asyncio.run(main())
+    number = Estimate(count)
+    number.change(5)
+    number.change(-2)
+    assert await asyncio.gather(number.get(), number.get(), number.get(10)) == [3, 3, 3]
+    assert counted == [None, 10]
+    gate.set()
+    assert await number.get() == 7
+    gate.clear()
+    assert await number.get() == 7  # the last one
+    number.change(2)
+    assert await number.get() == 9
+    number.become(0)
+    number.change(-1)
+    assert await number.get() == 0
+    gate.set()
+    assert await number.get() == 7
 
 
-def test_however_many_limits_are_asked_for_few_counts_run():
-    async def main():
-        answer = asyncio.Event()
-        limits = []
+async def test_however_many_limits_are_asked_for_few_counts_run():
+    answer = asyncio.Event()
+    limits = []
 
-        async def count(limit):
-            limits.append(limit)
-            await answer.wait()
-            return 7
+    async def count(limit):
+        limits.append(limit)
+        await answer.wait()
+        return 7
 
-        size = Estimate(count)
-        assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
-        assert limits == [20, 10, 30]
-        answer.set()
-        assert await size.get(90) == 7
-
-    asyncio.run(main())
+    size = Estimate(count)
+    assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
+    assert limits == [20, 10, 30]
+    answer.set()
+    assert await size.get(90) == 7
 
 
-def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():
-    async def main():
-        async def count(_limit):
-            raise Unavailable("away")
+async def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():
+    async def count(_limit):
+        raise Unavailable("away")
 
-        number = Estimate(count)
-        for _ in range(2):
-            with pytest.raises(Unavailable):
-                await number.get()
-
-    asyncio.run(main())
+    number = Estimate(count)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await number.get()

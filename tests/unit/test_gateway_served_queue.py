@@ -69,112 +69,91 @@ def test_what_went_with_its_queue_need_not_be_given_back(caplog):
     assert not caplog.records
 
 
-def test_sends_of_many_requests_are_one_call():
-    async def main():
-        async with a_served_queue() as (served, counting):
-            counting.gate.clear()
-            first = asyncio.ensure_future(served.send([b"0"]))
-            await started(counting, "send_many")
-            rest = [asyncio.ensure_future(served.send([b"%d" % n, b"%d'" % n])) for n in range(1, 50)]
-            await asyncio.sleep(0)
-            counting.gate.set()
-            ids = [await one for one in (first, *rest)]
-            assert counting.calls == ["send_many", "send_many"]
-            assert [len(one) for one in ids] == [1] + [2] * 49
-            messages = await served.peek(200)
-            assert [one.id for one in messages] == [one for each in ids for one in each]
-
-    asyncio.run(main())
+async def test_sends_of_many_requests_are_one_call():
+    async with a_served_queue() as (served, counting):
+        counting.gate.clear()
+        first = asyncio.ensure_future(served.send([b"0"]))
+        await started(counting, "send_many")
+        rest = [asyncio.ensure_future(served.send([b"%d" % n, b"%d'" % n])) for n in range(1, 50)]
+        await asyncio.sleep(0)
+        counting.gate.set()
+        ids = [await one for one in (first, *rest)]
+        assert counting.calls == ["send_many", "send_many"]
+        assert [len(one) for one in ids] == [1] + [2] * 49
+        messages = await served.peek(200)
+        assert [one.id for one in messages] == [one for each in ids for one in each]
 
 
-def test_takes_of_one_lease_share_a_receive_and_are_served_in_turns():
-    async def main():
-        async with a_served_queue() as (served, counting):
-            counting.gate.clear()
-            first = asyncio.ensure_future(served.take(1, 30))
-            await started(counting, "receive")
-            takes = [asyncio.ensure_future(served.take(10, lease)) for lease in (30, 30, 30, 60)]
-            sending = asyncio.ensure_future(served.send([b"%d" % n for n in range(7)]))
-            await asyncio.sleep(0)
-            counting.gate.set()
-            await sending
-            found = [len((await one)[0]) for one in (first, *takes)]
-            assert sum(found) == 7 or (sum(found) < 7 and found[0] == 0)
-            assert counting.calls.count("receive") <= 3
-            shares = found[1:4]
-            assert max(shares) - min(shares) <= 1
-
-    asyncio.run(main())
+async def test_takes_of_one_lease_share_a_receive_and_are_served_in_turns():
+    async with a_served_queue() as (served, counting):
+        counting.gate.clear()
+        first = asyncio.ensure_future(served.take(1, 30))
+        await started(counting, "receive")
+        takes = [asyncio.ensure_future(served.take(10, lease)) for lease in (30, 30, 30, 60)]
+        sending = asyncio.ensure_future(served.send([b"%d" % n for n in range(7)]))
+        await asyncio.sleep(0)
+        counting.gate.set()
+        await sending
+        found = [len((await one)[0]) for one in (first, *takes)]
+        assert sum(found) == 7 or (sum(found) < 7 and found[0] == 0)
+        assert counting.calls.count("receive") <= 3
+        shares = found[1:4]
+        assert max(shares) - min(shares) <= 1
 
 
-def test_a_cancelled_take_gives_back_what_arrives_uncounted():
-    async def main():
-        async with a_served_queue() as (served, counting):
-            await served.send([b"1", b"2"])
-            counting.calls.clear()
-            counting.gate.clear()
-            taking = asyncio.ensure_future(served.take(2, 30))
-            await started(counting, "receive")
-            taking.cancel()
-            await asyncio.sleep(0)
-            counting.gate.set()
-            with pytest.raises(asyncio.CancelledError):
-                await taking
-            await started(counting, "nack")
-            while await served.in_flight():
-                await asyncio.sleep(0.001)
-            again, _ = await served.take(2, 30)
-            assert [one.body for one in again] == [b"1", b"2"]
-
-    asyncio.run(main())
+async def test_a_cancelled_take_gives_back_what_arrives_uncounted():
+    async with a_served_queue() as (served, counting):
+        await served.send([b"1", b"2"])
+        counting.calls.clear()
+        counting.gate.clear()
+        taking = asyncio.ensure_future(served.take(2, 30))
+        await started(counting, "receive")
+        taking.cancel()
+        await asyncio.sleep(0)
+        counting.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await started(counting, "nack")
+        while await served.in_flight():
+            await asyncio.sleep(0.001)
+        again, _ = await served.take(2, 30)
+        assert [one.body for one in again] == [b"1", b"2"]
 
 
-def test_acks_extensions_and_releases_act_by_ids_whoever_has_the_message():
-    async def main():
-        async with a_served_queue() as (served, _):
-            ids = await served.send([b"1", b"2", b"3"])
-            await served.extend(ids[:1], 60)  # nobody had it
-            assert await served.in_flight() == 1
-            assert [one.id for one in (await served.take(5, 30))[0]] == ids[1:]
-            await served.release(ids[:2])
-            assert [one.id for one in (await served.take(5, 30))[0]] == ids[:2]
-            await served.ack([*ids, "4711"])
-            assert await served.size(None) == 0
-
-    asyncio.run(main())
+async def test_acks_extensions_and_releases_act_by_ids_whoever_has_the_message():
+    async with a_served_queue() as (served, _):
+        ids = await served.send([b"1", b"2", b"3"])
+        await served.extend(ids[:1], 60)  # nobody had it
+        assert await served.in_flight() == 1
+        assert [one.id for one in (await served.take(5, 30))[0]] == ids[1:]
+        await served.release(ids[:2])
+        assert [one.id for one in (await served.take(5, 30))[0]] == ids[:2]
+        await served.ack([*ids, "4711"])
+        assert await served.size(None) == 0
 
 
-def test_what_is_handed_out_without_a_claim_can_be_taken_at_once_and_is_no_attempt():
-    async def main():
-        async with a_served_queue() as (served, counting):
-            await served.send([b"1", b"2"])
-            for _ in range(3):
-                assert [one.body for one in await served.hand_out(5)] == [b"1", b"2"]
-            assert [one.attempts for one in counting.receive(5)] == [1, 1]
-
-    asyncio.run(main())
+async def test_what_is_handed_out_without_a_claim_can_be_taken_at_once_and_is_no_attempt():
+    async with a_served_queue() as (served, counting):
+        await served.send([b"1", b"2"])
+        for _ in range(3):
+            assert [one.body for one in await served.hand_out(5)] == [b"1", b"2"]
+        assert [one.attempts for one in counting.receive(5)] == [1, 1]
 
 
-def test_peek_shows_the_oldest_first_taken_ones_included():
-    async def main():
-        async with a_served_queue() as (served, _):
-            await served.send([b"%d" % n for n in range(6)])
-            await served.take(3, 30)
-            assert [one.body for one in await served.peek(4)] == [b"0", b"1", b"2", b"3"]
-
-    asyncio.run(main())
+async def test_peek_shows_the_oldest_first_taken_ones_included():
+    async with a_served_queue() as (served, _):
+        await served.send([b"%d" % n for n in range(6)])
+        await served.take(3, 30)
+        assert [one.body for one in await served.peek(4)] == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_take_of_large_messages_ends_before_the_memory_does():
-    async def main():
-        async with a_served_queue() as (served, _):
-            for _ in range(4):
-                await served.send([bytes(1_000_000)] * 10)
-            assert len((await served.take(40, 30))[0]) == 17  # 16 fit; one more, as sizes are learned
-            assert len(await served.peek(40)) == 16
-            assert len(await served.taken(40)) == 16
-
-    asyncio.run(main())
+async def test_a_take_of_large_messages_ends_before_the_memory_does():
+    async with a_served_queue() as (served, _):
+        for _ in range(4):
+            await served.send([bytes(1_000_000)] * 10)
+        assert len((await served.take(40, 30))[0]) == 17  # 16 fit; one more, as sizes are learned
+        assert len(await served.peek(40)) == 16
+        assert len(await served.taken(40)) == 16
 
 
 @given(st.lists(st.integers(0, 8), max_size=6), st.integers(0, 30))
@@ -216,42 +195,36 @@ class SlowToJoin(FakeQueue):
         return Capabilities(immediate=False)
 
 
-def test_a_poll_does_not_wait_for_a_consumer_that_joins_and_the_next_one_gets_its_messages():
-    async def main():
-        with ThreadPoolExecutor(4) as threads:
-            queue = SlowToJoin("1", "2")
-            served = ServedQueue(queue, threads)
-            assert await served.take(5, 30) == ([], "")
-            queue.joined.set()
-            while not queue.of("receive") and not queue.taken:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)
-            messages, _ = await served.take(1, 60)
-            more, _ = await served.take(5, 60)
-            assert [one.body for one in (*messages, *more)] == [b"1", b"2"]
-
-    asyncio.run(main())
+async def test_a_poll_does_not_wait_for_a_consumer_that_joins_and_the_next_one_gets_its_messages():
+    with ThreadPoolExecutor(4) as threads:
+        queue = SlowToJoin("1", "2")
+        served = ServedQueue(queue, threads)
+        assert await served.take(5, 30) == ([], "")
+        queue.joined.set()
+        while not queue.of("receive") and not queue.taken:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        messages, _ = await served.take(1, 60)
+        more, _ = await served.take(5, 60)
+        assert [one.body for one in (*messages, *more)] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("call", ["purge", "release_all"])
 @pytest.mark.parametrize("is_on_its_way", [False, True])
-def test_what_came_late_before_a_purge_is_handed_out_to_nobody(call, is_on_its_way):
-    async def main():
-        with ThreadPoolExecutor(4) as threads:
-            queue = SlowToJoin("purged")
-            setattr(queue, call, lambda: None)
-            served = ServedQueue(queue, threads)
-            assert await served.take(5, 30) == ([], "")
-            if not is_on_its_way:
-                queue.joined.set()
-                while not served.late:
-                    await asyncio.sleep(0.001)
-            await getattr(served, call)()
+async def test_what_came_late_before_a_purge_is_handed_out_to_nobody(call, is_on_its_way):
+    with ThreadPoolExecutor(4) as threads:
+        queue = SlowToJoin("purged")
+        setattr(queue, call, lambda: None)
+        served = ServedQueue(queue, threads)
+        assert await served.take(5, 30) == ([], "")
+        if not is_on_its_way:
             queue.joined.set()
-            while not served._takes.idle:
+            while not served.late:
                 await asyncio.sleep(0.001)
-            queue.put("new")
-            messages, _ = await served.take(5, 30)
-            assert [one.body for one in messages] == [b"new"]
-
-    asyncio.run(main())
+        await getattr(served, call)()
+        queue.joined.set()
+        while not served._takes.idle:
+            await asyncio.sleep(0.001)
+        queue.put("new")
+        messages, _ = await served.take(5, 30)
+        assert [one.body for one in messages] == [b"new"]

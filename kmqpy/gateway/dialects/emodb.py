@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from kmqpy.errors import KmqError, NotSupported, Unavailable
 from kmqpy.gateway.http import Call, Response, json_response, text_response
+from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.keyring import Principal
-from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
+from kmqpy.gateway.limits import BadEncoding, Overloaded, TooLarge
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.ids import InvalidChecksum, InvalidId, WireIds
 from kmqpy.gateway.service.moves import Move, Moves, UnknownMove
@@ -59,15 +60,6 @@ _SUCCESS = b'{"success":true}'
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _RAW_BY_QUEUE = msgspec.json.Decoder(dict[str, list[msgspec.Raw]])
-
-
-class Authenticator(Protocol):
-    """Finds out who sends a request."""
-
-    async def __call__(self, secret: str | None) -> Principal | None: ...  # noqa: D102
-    def objection(self, sender: Principal, header: Callable[[str], str]) -> str: ...  # noqa: D102
-    def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
-    def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
 
 
 class _Refused(Exception):
@@ -116,7 +108,7 @@ class _Request:
 class EmoDialect:
     """Answers requests to `/queue/1` and `/dedupq/1`."""
 
-    def __init__(self, hub: Hub, moves: Moves, authenticate: Authenticator) -> None:
+    def __init__(self, hub: Hub, moves: Moves, authenticate: Access) -> None:
         self._hub = hub
         self._moves = moves
         self._authenticate = authenticate

@@ -7,21 +7,19 @@ token: who can read it may ask the gateway for messages.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hmac
 import http.client
-import json
 import logging
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
+import msgspec
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from msgspec import Meta, Struct
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
@@ -39,8 +37,8 @@ T = TypeVar("T")
 TAKE_PATH = "/internal/take"
 SAID_PATH = "/internal/said"
 TOKEN_HEADER = "x-kmq-peer"  # noqa: S105 - a name
-_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,300}:[0-9]{1,5}")
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,300}")
+_Address = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:%-]{1,300}:[0-9]{1,5}\Z")]
+_Token = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,300}\Z")]
 _FOLDER = "gateways"
 _EMPTY_S = 0.25
 """A gateway that has no messages of a queue is not asked for so many seconds."""
@@ -53,12 +51,36 @@ _TIMEOUT_S = 0.3
 waited for messages of our own before. An answer in pieces may take longer, and so may a wait for a thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another gateway."""
+class Peer(Struct, frozen=True):
+    """Another gateway, as its znode describes it."""
 
-    address: str
-    token: str
+    address: _Address
+    token: _Token
+
+
+class Request(Struct):
+    """What ask() asks for."""
+
+    unique_id: str
+    limit: Annotated[int, Meta(ge=1, le=_MAX_LIMIT)]
+    lease_s: Annotated[float, Meta(ge=MIN_LEASE_MS / 1000, lt=DAY_MS)]
+
+
+class _Message(Struct):
+    """A message that another gateway has taken."""
+
+    id: str
+    body: bytes
+    key: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class _Hearsay(Struct):
+    """What tell() tells."""
+
+    unique_id: str
+    ids: list[str]
+    lease_s: Annotated[float, Meta(ge=0, lt=DAY_MS)] | None
 
 
 class _Silent(OSError):
@@ -100,7 +122,7 @@ class Peers(Closeable):
 
     def register(self) -> None:
         """Look for the others, and let them find us."""
-        data = json.dumps({"address": self._address, "token": self._token}).encode()
+        data = msgspec.json.encode(Peer(self._address, self._token))
         self._registration = Registration(
             self._zookeeper, [Entry(self._folder, self._address, data)], self._look
         )
@@ -138,7 +160,7 @@ class Peers(Closeable):
             except _Silent:
                 silent.append(peer.address)
                 continue
-            except (OSError, ValueError, OverflowError, RecursionError) as error:
+            except (OSError, ValueError) as error:
                 _log.warning(
                     "a gateway does not answer", extra={"gateway": peer.address, "error": str(error)}
                 )
@@ -166,7 +188,7 @@ class Peers(Closeable):
     def _told(self, peer: Peer, unique_id: str, said: Said) -> list[str]:
         try:
             return self._heard(tell, peer, unique_id, said, _TIMEOUT_S)
-        except (OSError, ValueError, OverflowError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             _log.warning("a gateway was not told", extra={"gateway": peer.address, "error": str(error)})
             return []
 
@@ -212,16 +234,17 @@ class Peers(Closeable):
         self._others = tuple(found)
 
 
+def _parsed(data: bytes, kind: type[T]) -> T:
+    """What JSON says; raises ValueError for what no gateway writes."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
 def parse_peer(data: bytes) -> Peer:
     """The gateway of a znode; raises ValueError for what no gateway writes."""
-    try:
-        entry = json.loads(data)
-        found = Peer(entry["address"], entry["token"])
-        if _ADDRESS.fullmatch(found.address) and _TOKEN.fullmatch(found.token):
-            return found
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    raise ValueError("address or token can't be one")
+    return _parsed(data, Peer)
 
 
 def ask(peer: Peer, unique_id: str, limit: int, lease_s: float, timeout_s: float) -> list[Taken]:
@@ -229,11 +252,11 @@ def ask(peer: Peer, unique_id: str, limit: int, lease_s: float, timeout_s: float
 
     Raises OSError if it does not answer, and ValueError for a wrong answer.
     """
-    try:
-        body = {"unique_id": unique_id, "limit": limit, "lease_s": lease_s}
-        return [_taken(one) for one in json.loads(_post(peer, TAKE_PATH, body, timeout_s))]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
+    body = Request(unique_id, limit, lease_s)
+    return [
+        Taken(one.id, one.body, key=one.key, headers=tuple(one.headers))
+        for one in _parsed(_post(peer, TAKE_PATH, body, timeout_s), list[_Message])
+    ]
 
 
 def tell(peer: Peer, unique_id: str, said: Said, timeout_s: float) -> list[str]:
@@ -241,19 +264,16 @@ def tell(peer: Peer, unique_id: str, said: Said, timeout_s: float) -> list[str]:
 
     Returns those that it has handed out. Raises as ask() does.
     """
-    body = {"unique_id": unique_id, "ids": list(said.ids), "lease_s": said.lease_s}
-    try:
-        return [str(one) for one in json.loads(_post(peer, SAID_PATH, body, timeout_s))]
-    except TypeError as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
+    body = _Hearsay(unique_id, [*said.ids], said.lease_s)
+    return _parsed(_post(peer, SAID_PATH, body, timeout_s), list[str])
 
 
-def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:
+def _post(peer: Peer, path: str, body: Struct, timeout_s: float) -> bytes:
     host, _, port = peer.address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
     try:
         headers = {TOKEN_HEADER: peer.token, "Connection": "close"}
-        connection.request("POST", path, json.dumps(body), headers)
+        connection.request("POST", path, msgspec.json.encode(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise _WrongAnswer(f"status {response.status}")
@@ -264,71 +284,17 @@ def _post(peer: Peer, path: str, body: object, timeout_s: float) -> bytes:
         connection.close()
 
 
-class Request(NamedTuple):
-    """What ask() asks for."""
-
-    unique_id: str
-    limit: int
-    lease_s: float
-
-
 def parse_request(body: bytes) -> Request:
     """The request in a body; raises ValueError."""
-    try:
-        given = json.loads(body)
-        request = Request(str(given["unique_id"]), int(given["limit"]), float(given["lease_s"]))
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if not 1 <= request.limit <= _MAX_LIMIT or not MIN_LEASE_MS / 1000 <= request.lease_s < DAY_MS:
-        raise ValueError("limit or lease_s is out of range")
-    return request
+    return _parsed(body, Request)
 
 
-class Hearsay(NamedTuple):
-    """What tell() tells."""
-
-    unique_id: str
-    said: Said
-
-
-def parse_hearsay(body: bytes) -> Hearsay:
-    """What was said, in a body; raises ValueError."""
-    try:
-        given = json.loads(body)
-        lease_s = None if given["lease_s"] is None else float(given["lease_s"])
-        said = Said([str(one) for one in given["ids"]], lease_s)
-        found = Hearsay(str(given["unique_id"]), said)
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if lease_s is not None and not 0 <= lease_s < DAY_MS:
-        raise ValueError("lease_s is out of range")
-    return found
+def parse_hearsay(body: bytes) -> tuple[str, Said]:
+    """The queue's unique id, and what was said, in a body; raises ValueError."""
+    found = _parsed(body, _Hearsay)
+    return found.unique_id, Said(found.ids, found.lease_s)
 
 
 def answer(messages: Sequence[Taken]) -> bytes:
     """The body of the answer to ask()."""
-    return json.dumps(
-        [
-            {
-                "id": one.id,
-                "body": _encoded(one.body),
-                "key": _encoded(one.key),
-                "headers": [[name, _encoded(value)] for name, value in one.headers],
-            }
-            for one in messages
-        ]
-    ).encode()
-
-
-def _taken(given: dict[str, Any]) -> Taken:
-    headers = tuple((str(name), _decoded(value)) for name, value in given["headers"])
-    body, key = _decoded(given["body"]) or b"", _decoded(given["key"])
-    return Taken(str(given["id"]), body, key=key, headers=headers)
-
-
-def _encoded(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode()
-
-
-def _decoded(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)
+    return msgspec.json.encode([_Message(one.id, one.body, one.key, [*one.headers]) for one in messages])

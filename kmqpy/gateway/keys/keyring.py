@@ -9,7 +9,8 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+
+import msgspec
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, KmqError, Unavailable
@@ -77,24 +78,11 @@ class ApiKey:
     def from_json(cls, text: bytes) -> ApiKey:
         """The reverse of to_json(); raises ConfigError."""
         try:
-            values = json.loads(text)
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"key: what is stored lacks fields, or they are wrong: {error}") from None
         except (ValueError, RecursionError):
             raise ConfigError("key: what is stored is no JSON") from None
-        if not isinstance(values, dict):
-            raise ConfigError("key: what is stored is no JSON object")
-        known: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-            if name in cls.__dataclass_fields__
-        }
-        try:
-            key = cls(**known)
-            texts = (key.id, key.title, *key.digests, *key.roles, *key.permissions, *key.nonces)
-            if all(isinstance(text, str) for text in texts) and isinstance(key.created_ms, int):
-                return key
-        except TypeError:
-            pass
-        raise ConfigError("key: what is stored lacks fields, or they are of the wrong kind")
 
 
 @dataclass(frozen=True, slots=True)

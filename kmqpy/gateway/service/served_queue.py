@@ -249,10 +249,13 @@ class ServedQueue:
         self._last_take_s = self._clock.monotonic()
         return [Taken(one.id, one.body) for one in await self._call(take_and_release)]
 
-    async def ack(self, ids: Sequence[str]) -> None:
-        """Acknowledge messages; returns when that is durable. Unknown ids do nothing."""
+    async def ack(self, ids: Sequence[str], receipts: Sequence[str] = ()) -> None:
+        """Acknowledge messages; returns when that is durable. Unknown ids do nothing.
+
+        receipts  what receipts() has returned for the ids, if the caller asked it before
+        """
         if ids:
-            await self.ack_receipts(self.receipts(ids))
+            await self.ack_receipts(receipts or self.receipts(ids))
             await self._say(Said(ids, None))
 
     async def ack_receipts(self, receipts: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.core.settings import json_object
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.entry import SnapshotRow
@@ -173,7 +174,7 @@ def decode_queue(name: str, data: bytes) -> tuple[QueueSettings, bool]:
 
     Raises ConfigError.
     """
-    values = _object(data, f"queue {name!r}")
+    values = json_object(data, f"queue {name!r}")
     if "name" not in values:
         raise ConfigError(f"queue {name!r}: its settings have no name")
     deleting = values.pop("deleting", False) is True
@@ -192,7 +193,7 @@ def decode_queue(name: str, data: bytes) -> tuple[QueueSettings, bool]:
 def readable_part(name: str, data: bytes) -> QueueSettings:
     """Return the settings of queue `name`, with the default for each that can't be read. Raises nothing."""
     try:
-        values = _object(data, name)
+        values = json_object(data, name)
     except ConfigError:
         values = {}
     settings = QueueSettings.stored({"name": name})
@@ -205,7 +206,7 @@ def readable_part(name: str, data: bytes) -> QueueSettings:
 def decode_tracker(tracker_id: str, data: bytes) -> TrackerInfo:
     """Decode the data of a tracker's znode; ignores keys that it does not know. Raises ConfigError."""
     what = f"tracker {tracker_id!r}"
-    values = _object(data, what)
+    values = json_object(data, what)
     queues = values.get("queues")
     if queues is not None and not (
         isinstance(queues, list) and all(isinstance(queue, str) for queue in queues)
@@ -223,7 +224,7 @@ def decode_tracker(tracker_id: str, data: bytes) -> TrackerInfo:
 def parse_offset(data: bytes) -> StoredOffset:
     """Decode the data of an offset znode; raises ConfigError."""
     try:
-        values = _object(data, "stored offset")
+        values = json_object(data, "stored offset")
         return StoredOffset(
             offset=_number(values, "offset", "stored offset"),
             markers_id=_typed(values, "topic_id", str, "stored offset"),
@@ -286,17 +287,6 @@ def _is_number(child: str) -> bool:
 
 def _dumps(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, sort_keys=True).encode()
-
-
-def _object(data: bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object; raises ConfigError, in which `what` names the data."""
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{what}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{what}: expected a JSON object, found {type(values).__name__}")
-    return values
 
 
 def _typed(values: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:

@@ -74,6 +74,9 @@ class InFlightMessage:
     attempts: int | None
 
 
+_SUMMED = ("depth", "in_flight", "delayed", "overdue", "dead_letters", "released")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStats:
     """Counts of one partition.
@@ -112,14 +115,7 @@ class PartitionStats:
         """
         if main is None:
             return self
-        oldest = [one.oldest_ms for one in (self, main) if one.oldest_ms is not None]
-        summed = {
-            key: getattr(self, key) + getattr(main, key)
-            for key in ("depth", "in_flight", "delayed", "overdue", "dead_letters", "released")
-        }
-        return dataclasses.replace(
-            main, exact=self.exact and main.exact, oldest_ms=min(oldest, default=None), **summed
-        )
+        return dataclasses.replace(main, **_sum([self, main]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,18 +175,16 @@ class QueueStats:
             partitions: What to add up.
         """
         parts = tuple(partitions)
-        return cls(
-            queue=queue,
-            depth=sum(part.depth for part in parts),
-            in_flight=sum(part.in_flight for part in parts),
-            delayed=sum(part.delayed for part in parts),
-            overdue=sum(part.overdue for part in parts),
-            dead_letters=sum(part.dead_letters for part in parts),
-            exact=all(part.exact for part in parts),
-            oldest_ms=min((part.oldest_ms for part in parts if part.oldest_ms is not None), default=None),
-            partitions=parts,
-            released=sum(part.released for part in parts),
-        )
+        return cls(queue=queue, partitions=parts, **_sum(parts))
+
+
+def _sum(parts: Sequence[PartitionStats]) -> dict[str, Any]:
+    """The fields that PartitionStats and QueueStats have alike."""
+    return {
+        **{key: sum(getattr(one, key) for one in parts) for key in _SUMMED},
+        "exact": all(one.exact for one in parts),
+        "oldest_ms": min((one.oldest_ms for one in parts if one.oldest_ms is not None), default=None),
+    }
 
 
 @dataclass(slots=True)

@@ -307,7 +307,7 @@ class GroupMember:
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
         self._idle = True
-        self._poll_ahead()
+        self._poll_ahead(recovers=False)
 
     def serve(self) -> None:
         """Poll Kafka once, without waiting, in place of a poll(), which returns the record that may come.
@@ -318,11 +318,11 @@ class GroupMember:
         self._check_member()
         self._last_poll = self._clock.monotonic()
         self._idle = self._idle or self._fetcher.kept >= _MAX_KEPT
-        self._poll_ahead()
+        self._poll_ahead(recovers=True)
 
-    def _poll_ahead(self) -> None:
+    def _poll_ahead(self, *, recovers: bool) -> None:
         self._look_for_cuts()
-        self._prepare()
+        self._prepare(recovers=recovers)
         for record in self._fetcher.fetch_ahead():
             self._raise_if_fatal(record.error())
             if librdkafka.is_damage(record.error()):
@@ -493,8 +493,11 @@ class GroupMember:
 
     # --- reading the markers -----------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        """Read the markers of the partitions that need it, then pause all that are not ACTIVE."""
+    def _prepare(self, *, recovers: bool = True) -> None:
+        """Read the markers of the partitions that need it, then pause all that are not ACTIVE.
+
+        Those of new partitions are left for later if the caller `recovers` none.
+        """
         new: dict[int, AssignedPartition] = {}
         for partition, assigned in list(self._partitions.items()):
             if assigned.tries_again(self._clock.monotonic()):
@@ -505,12 +508,12 @@ class GroupMember:
                 and self._ids_known(assigned.assigned_at)
             ):
                 continue
-            if assigned.phase is ReceivePhase.CHECKING:  # even while idle, because the leases run
+            if assigned.phase is ReceivePhase.CHECKING:  # whatever the caller does, because the leases run
                 orphaned = self._recovery.check(partition, assigned)
                 if orphaned is not None:
                     self._orphaned_starts += orphaned
                     self._fetcher.seek(partition, assigned.position)
-            elif not self._idle:
+            elif recovers:
                 new[partition] = assigned
         for partition in self._recovery.recover(new, self._consumer, self._ids):
             self._fetcher.seek(partition, new[partition].position)

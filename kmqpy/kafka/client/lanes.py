@@ -16,24 +16,23 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Unpack
 
 from kmqpy import message as m
 from kmqpy.core import garbage
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError, TopicError
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
-from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
+from kmqpy.kafka.client.client_options import ConsumerOptions
 from kmqpy.kafka.client.consumer import Owner, QueueConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message, MessagesLike
-from kmqpy.telemetry.base import Telemetry
 
 _SLICE_S = 0.01
 """receive() waits for messages of the main lane for this long, then looks at the other lanes."""
@@ -110,7 +109,7 @@ class _Lane:
         self._records, self._offsets, self._assigned, self.asked = [], {}, {}, 0
 
 
-class LanesConsumer:
+class LanesConsumer(Closeable):
     """Takes messages from the lanes of one queue; see QueueConsumer, whose public methods it has."""
 
     def __init__(
@@ -118,44 +117,23 @@ class LanesConsumer:
         queue: QueueSettings,
         connection: KafkaConnection,
         *,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        holder: str | None = None,
-        instance_id: str | None = None,
         owner: Owner | None = None,
         topics: Topics | None = None,
-        telemetry: Telemetry | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
-        self._clock = clock
+        self._clock = options.get("clock", SYSTEM_CLOCK)
         self._queue = queue
         self._gone_at: float | None = None
         *others, own = queue.lanes()
         owner = owner or self
-        self._main = QueueConsumer(
-            own,
-            connection,
-            max_in_flight=max_in_flight,
-            holder=holder,
-            instance_id=instance_id,
-            owner=owner,
-            topics=topics,
-            telemetry=telemetry,
-            clock=clock,
-        )
+        self._main = QueueConsumer(own, connection, owner=owner, topics=topics, **options)
+        options["instance_id"] = None  # of the member of the group
         self._lanes: list[_Lane] = []
         share = queue.lane_share
         try:
             for lane in others:
                 consumer = QueueConsumer(
-                    lane,
-                    connection,
-                    max_in_flight=max_in_flight,
-                    holder=holder,
-                    owner=owner,
-                    topics=topics,
-                    main=self._main,
-                    telemetry=telemetry,
-                    clock=clock,
+                    lane, connection, owner=owner, topics=topics, main=self._main, **options
                 )
                 self._lanes.append(_Lane(consumer, share))
         except BaseException:
@@ -275,14 +253,6 @@ class LanesConsumer:
             return
         for lane in self._lanes:
             lane.consumer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- receiving --------------------------------------------------------------------------------
 

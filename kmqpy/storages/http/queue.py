@@ -1,37 +1,32 @@
-"""RemoteQueue, a queue behind a gateway: checks arguments, encodes them, and asks."""
+"""RemoteQueue, a queue behind a gateway: encodes arguments, and asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
 import msgspec
 
-from kmqpy.core.clock import Clock
-from kmqpy.core.closeable import Closeable
-from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
-from kmqpy.core.forks import ForkGuard
+from kmqpy.core.durations import Duration
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, ReceiptError, Unfinished
+from kmqpy.errors import ConfigError, KmqError, MessageError, ReceiptError, Unfinished
 from kmqpy.message import (
     Headers,
-    HeadersLike,
     LazyMessage,
     Message,
     MessagesLike,
-    OutgoingMessage,
-    check_bodies,
     each_of,
 )
-from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan, shapes
-from kmqpy.queue.arguments import check_age, check_flag, check_ids
-from kmqpy.queue_policy import bounded
+from kmqpy.queue import Capabilities, DeadLetter, DeadLetters, Orphan, shapes
+from kmqpy.queue.arguments import check_age, check_ids
+from kmqpy.storages.base_queue import BaseQueue, QueueOptions
+from kmqpy.storages.engine import NewRow
 from kmqpy.storages.http.gateways import Gateways
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.storages.stored_queue import Terms, check_can, checked_name, encoded, message_terms
-from kmqpy.telemetry.base import Telemetry, operation
+from kmqpy.telemetry.base import operation
 
 T = TypeVar("T")
 
@@ -40,8 +35,7 @@ _POLL_S = 1.0
 _MAX_BYTES = 4 * 1024 * 1024
 """A request has so many bytes of bodies, or one body."""
 
-_PLAIN: Terms = (None, (), 0, 0, None, None)
-"""The terms of a message that is a body only."""
+_PLAIN = NewRow(b"")
 
 Listed = list[DeadLetter]
 
@@ -68,145 +62,41 @@ class RemoteMessage(LazyMessage):
         """See Message.ack."""
         self._queue.ack(self, confirmed=confirmed)
 
-    @property
-    def queue(self) -> str:
-        return self._queue.name
-
-    @property
-    def id(self) -> str:
-        return self._shape.id
-
-    @property
-    def body(self) -> bytes:
-        return self._shape.body_bytes()
-
-    @property
-    def headers(self) -> Headers:
-        return self._shape.all_headers()
-
-    @property
-    def attempts(self) -> int:
-        return self._shape.attempts
-
-    @property
-    def enqueued_ms(self) -> int:
-        return self._shape.enqueued_ms
-
-    @property
-    def first_enqueued_ms(self) -> int:
-        return self._shape.first_enqueued_ms
-
-    @property
-    def lease_until_ms(self) -> int:
-        return self._until_ms
-
-    @property
-    def receipt(self) -> str:
-        return self._shape.receipt
-
-    @property
-    def group(self) -> str | None:
-        return self._shape.group
-
-    @property
-    def key(self) -> bytes | None:
-        return self._shape.key_bytes()
+    queue = property(attrgetter("_queue.name"))
+    id = property(attrgetter("_shape.id"))
+    key = property(lambda self: self._shape.key_bytes())
+    body = property(lambda self: self._shape.body_bytes())
+    headers = property(lambda self: self._shape.all_headers())
+    group = property(attrgetter("_shape.group"))
+    attempts = property(attrgetter("_shape.attempts"))
+    enqueued_ms = property(attrgetter("_shape.enqueued_ms"))
+    first_enqueued_ms = property(attrgetter("_shape.first_enqueued_ms"))
+    lease_until_ms = property(attrgetter("_until_ms"))
+    receipt = property(attrgetter("_shape.receipt"))
 
 
-class _Outgoing(NamedTuple):
-    """A message that was checked."""
-
-    body: bytes
-    terms: Terms
-    dedup_id: str | None
-
-    def shape(self, headers: Headers) -> shapes.NewMessage:
-        """The message as it is sent, with these headers."""
-        if not headers and self.dedup_id is None and self.terms == _PLAIN:
-            return shapes.new_message(self.body, None, headers)
-        key, _, delay_ms, priority, _, group = self.terms
-        more: dict[str, Any] = {"priority": priority, "group": group, "dedup_id": self.dedup_id}
-        if delay_ms:  # msgspec leaves out a default only if it is the same object
-            more["delay"] = delay_ms / 1000
-        return shapes.new_message(self.body, key, headers, **more)
-
-
-class RemoteQueue(Closeable):
+class RemoteQueue(BaseQueue):
     """A queue behind a gateway; see kmqpy.queue.Queue. Made by RemoteStorage.open()."""
 
     def __init__(
         self,
         gateways: Gateways,
-        name: str,
         handle: shapes.Handle,
         settings: StoredQueueSettings,
         capabilities: Capabilities,
-        *,
-        clock: Clock,
-        telemetry: Telemetry | None = None,
-        codec: Codec | None = None,
-        on_close: Callable[[], None] | None = None,
+        **options: Unpack[QueueOptions],
     ) -> None:
+        super().__init__(settings, capabilities, **options)
         self._gateways = gateways
-        self._name = name
-        self._path = path_of(name)
+        self._path = path_of(settings.name)
         self._handle = handle
         self._headers = {shapes.QUEUE_ID: quote(handle.unique_id)}
-        self._settings = settings
-        self._capabilities = capabilities
-        self._clock = clock
-        self._telemetry = telemetry or Telemetry()
-        self._is_traced = telemetry is not None
-        self._codec = codec
-        self._on_close = on_close
-        self._guard = ForkGuard(f"the queue {name!r}")
-        self._closed = False
         self._dead_letters = _RemoteDeadLetters(self)
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self._name
 
     @property
     def unique_id(self) -> str:
         """See Queue.unique_id."""
         return self._handle.unique_id
-
-    @property
-    def settings(self) -> StoredQueueSettings:
-        """The queue's settings when it was opened; of those that only Kafka has, none."""
-        return self._settings
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """See Queue.capabilities."""
-        return self._capabilities
-
-    @property
-    def default_lease(self) -> float:
-        """See Queue.default_lease."""
-        return self._handle.default_lease
-
-    @property
-    def max_lease(self) -> float:
-        """See Queue.max_lease."""
-        return self._handle.max_lease
-
-    @property
-    def at_most_once(self) -> bool:
-        """See Queue.at_most_once; such queues are not opened."""
-        return False
-
-    @property
-    def delays_retries(self) -> bool:
-        """See Queue.delays_retries."""
-        return self._handle.delays_retries
-
-    @property
-    def in_groups(self) -> bool:
-        """See Queue.in_groups."""
-        return self._handle.in_groups
 
     @property
     def max_in_flight(self) -> int | None:
@@ -220,55 +110,20 @@ class RemoteQueue(Closeable):
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def send(
-        self,
-        body: Any,
-        *,
-        key: bytes | str | None = None,
-        headers: HeadersLike | None = None,
-        delay: Duration = 0,
-        priority: int = 0,
-        group: str | None = None,
-        dedup_id: str | None = None,
-        transaction: Any = None,
-    ) -> str:
-        """See Queue.send."""
-        message = OutgoingMessage(
-            body, key=key, headers=headers, delay=delay, priority=priority, group=group, dedup_id=dedup_id
-        )
-        return self.send_many([message], transaction=transaction)[0]
-
-    def send_many(
-        self,
-        bodies: Iterable[Any],
-        *,
-        key: bytes | str | None = None,
-        headers: HeadersLike | None = None,
-        delay: Duration = 0,
-        priority: int = 0,
-        group: str | None = None,
-        transaction: Any = None,
-    ) -> list[str]:
-        """See Queue.send_many; it sends up to 1,000 messages, or 4 MiB, in a request."""
-        check_bodies(bodies)
-        self.check_open()
-        terms = self._terms(key, headers, delay, priority, group)
-        messages = [
-            self._outgoing(body)
-            if isinstance(body, OutgoingMessage)
-            else _Outgoing(self._encoded(body), terms, None)
-            for body in bodies
-        ]
+    def _send(self, rows: Sequence[NewRow], transaction: Any) -> list[str]:
+        """Send messages, up to 1,000 or 4 MiB in a request."""
         self._check_no_transaction(transaction)
         ids: list[str] = []
         with ExitStack() as stack:
-            headers_of_all = [
-                stack.enter_context(self._telemetry.sending(self.name, one.terms[1]))
-                if self._is_traced
-                else one.terms[1]
-                for one in messages
+            shown = [
+                _shape(
+                    row,
+                    stack.enter_context(self._telemetry.sending(self.name, row.headers))
+                    if self._is_traced
+                    else row.headers,
+                )
+                for row in rows
             ]
-            shown = [one.shape(own) for one, own in zip(messages, headers_of_all, strict=True)]
             for piece in _pieces(shown):
                 batch = shapes.Batch(piece)
                 repeatable = all(one.dedup_id is not None for one in batch.messages)
@@ -281,61 +136,27 @@ class RemoteQueue(Closeable):
                         ) from None
                     raise
                 ids += found.ids
-        if ids:
-            self._telemetry.finished(self.name, "send", len(ids))
+        self._note("send", len(ids), len(ids))
         return ids
 
-    def decode(self, message: Message | DeadLetter) -> Any:
-        """See Queue.decode."""
-        return message.body if self._codec is None else self._codec.decode(message.body)
-
-    def flush(self, timeout: Duration = 30) -> None:
-        """See Queue.flush. It waits for nothing: calls return when the gateway has answered."""
-        duration_ms(timeout, "timeout")
-        self.check_open()
-
-    def _outgoing(self, message: OutgoingMessage) -> _Outgoing:
-        terms = self._terms(message.key, message.headers, message.delay, message.priority, message.group)
-        if message.dedup_id is not None:
-            check_can(self.name, "dedup_id", self._capabilities.dedup)
-            checked_name(message.dedup_id, "dedup_id")
-        return _Outgoing(self._encoded(message.body), terms, message.dedup_id)
-
-    def _terms(self, *given: Any) -> Terms:
-        return message_terms(self.name, self._settings, self._capabilities, given)
-
-    def _encoded(self, value: Any) -> bytes:
-        return encoded(self._codec, value, self._capabilities.max_body_bytes)
+    def _dedup_key(self, dedup_id: str) -> str:
+        return dedup_id
 
     def _check_no_transaction(self, transaction: Any) -> None:
-        check_can(self.name, "transaction", transaction is None)
+        self._check_can("transaction", transaction is None)
 
     # --- taking -----------------------------------------------------------------------------------
 
-    @operation("receive")
-    def receive(
-        self,
-        max_messages: int = 100,
-        *,
-        wait: Duration = 1.0,
-        lease: Duration | None = None,
-        one_per_group: bool = False,
+    def _receive(
+        self, max_messages: int, deadline: float, lease_ms: int | None, *, one_per_group: bool
     ) -> list[Message]:
-        """See Queue.receive; it takes at most 1,000."""
-        check_limit(max_messages, "max_messages")
-        wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
-        check_flag(one_per_group, "one_per_group")
-        lease_s = None
-        if lease is not None:
-            lease_s = bounded(lease_duration_ms(lease), "lease", "max_lease_ms", self._settings) / 1000
-        deadline = self._clock.monotonic() + wait_ms / 1000
         while True:
             self.check_open()
             query = shapes.ReceiveQuery(
                 max_messages=min(max_messages, shapes.MOST),
                 wait=max(0.0, min(_POLL_S, deadline - self._clock.monotonic())),
-                lease=lease_s,
-                one_per_group=one_per_group and self.in_groups,
+                lease=None if lease_ms is None else lease_ms / 1000,
+                one_per_group=one_per_group,
             )
             found, took_s = self._call("POST", "receive", shapes.Received, query=query, wait_s=query.wait)
             # A lease begins with the take, of which the answer says how long the request waited before.
@@ -365,60 +186,30 @@ class RemoteQueue(Closeable):
         self._check_no_transaction(transaction)
         for piece in _thousands(receipts):
             self.ask("POST", "ack", type(None), body=shapes.Finish(receipts=piece))
-            self._telemetry.finished(self.name, "ack", len(piece))
+            self._note("ack", len(piece), len(piece))
 
-    @operation("nack")
-    def nack(
-        self,
-        *messages: MessagesLike,
-        delay: Duration | None = None,
-        count: bool = True,
-        reason: str | None = None,
-        confirmed: bool = False,  # noqa: ARG002
+    def _nack(
+        self, messages: tuple[MessagesLike, ...], delay_ms: int | None, count: bool, reason: str | None
     ) -> None:
-        """See Queue.nack."""
-        receipts = self._receipts(messages)
-        delay_s = None
-        if delay is not None:
-            delay_s = bounded(duration_ms(delay, "delay"), "delay", "max_delay_ms", self._settings) / 1000
-        check_flag(count, "count")
-        if delay_s:
-            check_can(self.name, "delay", self._capabilities.delay)
-        reason = _text(reason)
-        for piece in _thousands(receipts):
+        delay_s = None if delay_ms is None else delay_ms / 1000
+        for piece in _thousands(self._receipts(messages)):
             body = shapes.Nack(receipts=piece, delay=delay_s, count=count, reason=reason)
             self.ask("POST", "nack", type(None), body=body)
-            self._telemetry.finished(self.name, "nack", len(piece))
+            self._note("nack", len(piece), len(piece))
 
-    @operation("extend")
-    def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:  # noqa: ARG002
-        """See Queue.extend."""
-        receipts = self._receipts(messages)
-        lease_ms = bounded(lease_duration_ms(lease), "lease", "max_lease_ms", self._settings)
+    def _extend(self, messages: tuple[MessagesLike, ...], lease_ms: int) -> list[str]:
         lost: list[str] = []
-        for piece in _thousands(receipts):
+        for piece in _thousands(self._receipts(messages)):
             body = shapes.Extend(receipts=piece, lease=lease_ms / 1000)
             found = self.ask("POST", "extend", shapes.Lost, body=body).lost
             lost += found
-            if len(piece) > len(found):
-                self._telemetry.finished(self.name, "extend", len(piece) - len(found))
-            if found:
-                self._telemetry.failed(self.name, "late extend", len(found))
+            self._note("extend", len(piece), len(piece) - len(found))
         return lost
 
-    @operation("dead-letter")
-    def dead_letter(
-        self,
-        *messages: MessagesLike,
-        reason: str | None = None,
-        confirmed: bool = False,  # noqa: ARG002
-    ) -> None:
-        """See Queue.dead_letter."""
-        receipts = self._receipts(messages)
-        reason = _text(reason)
-        for piece in _thousands(receipts):
+    def _dead_letter(self, messages: tuple[MessagesLike, ...], reason: str | None) -> None:
+        for piece in _thousands(self._receipts(messages)):
             self.ask("POST", "dead-letter", type(None), body=shapes.Reject(receipts=piece, reason=reason))
-            self._telemetry.finished(self.name, "dead-letter", len(piece))
+            self._note("dead-letter", len(piece), len(piece))
 
     def _receipts(self, messages: tuple[MessagesLike, ...]) -> list[str]:
         self.check_open()
@@ -491,14 +282,6 @@ class RemoteQueue(Closeable):
         """See Queue.release_all."""
         return self._count("POST", "release-all")
 
-    def close(self) -> None:
-        """See Queue.close. A receive() that waits in another thread raises Closed within a second."""
-        if self._closed or self._guard.inherited:
-            return
-        self._closed = True
-        if self._on_close is not None:
-            self._on_close()
-
     # --- requests ---------------------------------------------------------------------------------
 
     def ask(self, method: str, call: str, answer: type[T], **more: Any) -> T:
@@ -515,12 +298,6 @@ class RemoteQueue(Closeable):
 
     def _count(self, method: str, call: str, **more: Any) -> int:
         return self.ask(method, call, shapes.Counted, **more).count
-
-    def check_open(self) -> None:
-        """Raise Closed after close()."""
-        self._guard.raise_if_inherited()
-        if self._closed:
-            raise Closed(f"queue {self.name!r}: it is closed")
 
 
 class _RemoteDeadLetters:
@@ -570,12 +347,14 @@ def _counted(limit: int | None) -> shapes.CountQuery:
     return shapes.CountQuery(limit=None if limit is None else check_limit(limit, "limit"))
 
 
-def _text(reason: object) -> str | None:
-    if reason is None:
-        return None
-    if not isinstance(reason, str):
-        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
-    return reason.encode(errors="replace").decode()
+def _shape(row: NewRow, headers: Headers) -> shapes.NewMessage:
+    """The message as it is sent, with these headers."""
+    if not headers and row[1:] == _PLAIN[1:]:
+        return shapes.new_message(row.body, None, headers)
+    more: dict[str, Any] = {"priority": row.priority, "group": row.group, "dedup_id": row.dedup}
+    if row.delay_ms:  # msgspec leaves out a default only if it is the same object
+        more["delay"] = row.delay_ms / 1000
+    return shapes.new_message(row.body, row.key, headers, **more)
 
 
 def _thousands(items: list[str]) -> Iterator[list[str]]:

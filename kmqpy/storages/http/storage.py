@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.int64 import INT64_MAX
@@ -76,16 +78,7 @@ class RemoteStorage(Closeable):
         """See Storage.describe."""
         self._queues.check_open()
         found = self._ask("GET", path_of(check_queue_name(name)), shapes.Description)
-        return QueueDescription(
-            name=found.name,
-            generation=found.generation,
-            settings=_tuples(found.settings),
-            ready=found.ready,
-            delayed=found.delayed,
-            in_flight=found.in_flight,
-            dead=found.dead,
-            held_groups=found.held_groups,
-        )
+        return QueueDescription(**{**msgspec.structs.asdict(found), "settings": _tuples(found.settings)})
 
     def delete(self, name: str) -> None:
         """See Storage.delete."""
@@ -127,7 +120,6 @@ class RemoteStorage(Closeable):
         known = {key: value for key, value in _tuples(handle.settings).items() if key in SETTING_NAMES}
         opened = RemoteQueue(
             self._gateways,
-            name,
             handle,
             StoredQueueSettings.of(name, known),
             _capabilities(handle.capabilities),

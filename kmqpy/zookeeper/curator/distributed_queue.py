@@ -8,13 +8,14 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.closeable import Closeable
 from kmqpy.errors import Closed, ConfigError, DecodeError, MessageError, UnknownOutcome, shown
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.curator.item_format import decode_items, encode_items
@@ -50,7 +51,7 @@ _MAX_REPORTED_NAMES = 1_000
 """The most znodes of which a queue remembers that it has warned; then it forgets all, and may warn again."""
 
 
-class DistributedQueue(Generic[T]):
+class DistributedQueue(Closeable, Generic[T]):
     """A queue that Java programs with Curator's DistributedQueue can share; made by QueueBuilder.
 
     With `lock_path`, the queue deletes an item after its consumer has returned: at least once. Without
@@ -162,12 +163,9 @@ class DistributedQueue(Generic[T]):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def __enter__(self) -> DistributedQueue[T]:
+    def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def put(self, item: T, *, timeout: float | None = None) -> bool:
         """Put one item.

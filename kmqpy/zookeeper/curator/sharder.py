@@ -13,6 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.recipe.lock import Lock
 
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, KmqError
 from kmqpy.zookeeper.containers import ensure_path
@@ -30,7 +31,7 @@ class _CuratorLatch(Lock):  # type: ignore[misc]  # kazoo ships no types
     _EXCLUDE_NAMES = ["-latch-"]  # noqa: RUF012 - as kazoo has it
 
 
-class QueueSharder(Generic[Q]):
+class QueueSharder(Closeable, Generic[Q]):
     """Manages queues in the znodes `queue-<uuid>` below `path`; other processes, in Java too, share them.
 
     The order of items is kept within each queue only.
@@ -95,9 +96,6 @@ class QueueSharder(Generic[Q]):
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def queue(self) -> Q:
         """Return one of the queues, at random, to put to. Raises Closed before start() and after close()."""

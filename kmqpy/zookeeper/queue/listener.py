@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, KmqError, shown
 from kmqpy.zookeeper.queue.queue import ZkQueue
@@ -37,7 +38,7 @@ class MessageConsumer:
         self._transaction.put(target, body, priority=priority)
 
 
-class Listener:
+class Listener(Closeable):
     """Calls `listener(consumer, item)` for each item of queue `source`, in `workers` threads.
 
     When the function returns, one commit removes the item and stores the items that the function put on
@@ -103,9 +104,6 @@ class Listener:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop each worker after its present item, and wait for that; the connection stays open."""

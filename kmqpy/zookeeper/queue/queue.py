@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Self
 
 from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, NotEmptyError
 
+from kmqpy.core.closeable import Closeable
 from kmqpy.errors import Closed
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.multi_read import MultiReadProbe
@@ -40,7 +40,7 @@ class ZkQueueStats:
     dead: int
 
 
-class ZkQueue(SharedQueues):
+class ZkQueue(SharedQueues, Closeable):
     """Takes items from any number of queues and puts items to them, over one connection. Thread-safe.
 
     close() ends the session: all locks are gone then, and the transactions can't be used any more.
@@ -62,12 +62,6 @@ class ZkQueue(SharedQueues):
         self._connection = contextlib.ExitStack()
         zk = self._connection.enter_context(connect(given, settings.session_timeout_ms, greeting=probe))
         super().__init__(zk, probe, settings)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def init(self, *queues: str) -> None:
         """Create missing znodes of these queues, and delete old commit records.

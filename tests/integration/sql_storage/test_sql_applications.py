@@ -225,14 +225,13 @@ def test_drivers_that_we_can_not_use_say_what_to_pass_instead(
 
 
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
-def test_an_asynchronous_connection_of_psycopg_says_what_to_pass_instead(place: Place, queue: Queue) -> None:
-    async def main() -> None:
-        url = place.application.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        async with await psycopg.AsyncConnection.connect(url) as connection:
-            with pytest.raises(ConfigError, match="AsyncConnection is no connection to postgresql that we"):
-                queue.send("x", transaction=connection)
-
-    asyncio.run(main())
+async def test_an_asynchronous_connection_of_psycopg_says_what_to_pass_instead(
+    place: Place, queue: Queue
+) -> None:
+    url = place.application.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        with pytest.raises(ConfigError, match="AsyncConnection is no connection to postgresql that we"):
+            queue.send("x", transaction=connection)
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,22 @@ def test_a_member_that_is_only_served_keeps_so_many_records_and_no_more(member, 
     assert consumer.paused == set()
 
 
+@pytest.mark.usefixtures("takes")
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_member_that_is_only_served_gets_new_partitions_ready_however_much_is_kept(member, consumer, ready):
+    consumer.offsets = [*range(300)]
+    for _ in range(101):
+        member.serve()
+    member._on_assign(consumer, [TopicPartition("q", 1)])
+    if ready:
+        member.serve()
+    else:  # in time for the user, who is busy
+        member._last_poll = -1_000.0
+        member.keep_alive()
+    assert member.partitions == ([0, 1] if ready else [0])
+    assert consumer.paused == {0, 1}, "nothing more is kept"
+
+
 @pytest.mark.parametrize("usual", [True, False])
 def test_what_librdkafka_reads_again_is_not_taken_again(member, consumer, usual):
     known = member._partitions[0]

@@ -11,6 +11,7 @@ import msgspec
 from kmqpy.gateway.http import Call
 from kmqpy.gateway.keys.keyring import Principal
 from kmqpy.gateway.service.hub import QueueName
+from kmqpy.queue import shapes
 
 
 @dataclass(slots=True)
@@ -56,6 +57,6 @@ class Endpoint:
     name: str
     do: Callable[[Asked], Awaitable[Any]]
     action: str | None
-    query: type[msgspec.Struct]
+    query: type[msgspec.Struct] = shapes.NoQuery
     body: type[Any] | None = None
     answer: type[msgspec.Struct] | None = None

@@ -44,97 +44,55 @@ class Calls:
     def endpoints(self) -> list[Endpoint]:
         """All of them."""
 
-        def one(method: str, path: str, do: Callable[[Asked], Awaitable[Any]], **more: Any) -> Endpoint:
+        def one(
+            call: str, do: Callable[[Asked], Awaitable[Any]], action: str | None, **more: Any
+        ) -> Endpoint:
+            method, path = call.split()
             name = do.__name__.replace("_", "-")
-            return Endpoint(method=method, path=path, name=name, do=do, **more)
+            return Endpoint(method=method, path=path, name=name, do=do, action=action, **more)
 
-        none, counted, limit = shapes.NoQuery, shapes.Counted, shapes.Limit
-        status: dict[str, Any] = {"action": "get_status"}
-        poll: dict[str, Any] = {"action": "poll"}
-        manage: dict[str, Any] = {"action": "manage", "query": none}
-        queue, letters = "/queues/{queue}", "/queues/{queue}/dead-letters"
+        counted, limit, count = shapes.Counted, shapes.Limit, shapes.CountQuery
+        at, letters = "/queues/{queue}", "/queues/{queue}/dead-letters"
         return [
-            one("GET", "/capabilities", self.capabilities, action=None, query=none, answer=shapes.Capable),
-            one("GET", "/queues", self.list_queues, action=None, query=none, answer=shapes.Queues),
-            one("PUT", queue, self.create, action="post", query=none, body=shapes.Settings),
-            one("PATCH", queue, self.alter, **manage, body=shapes.Settings),
-            one("GET", queue, self.describe, **status, query=none, answer=shapes.Description),
-            one("DELETE", queue, self.delete, **manage),
-            one("GET", f"{queue}/handle", self.handle, **status, query=none, answer=shapes.Handle),
+            one("GET /capabilities", self.capabilities, None, answer=shapes.Capable),
+            one("GET /queues", self.list_queues, None, answer=shapes.Queues),
+            one(f"PUT {at}", self.create, "post", body=shapes.Settings),
+            one(f"PATCH {at}", self.alter, "manage", body=shapes.Settings),
+            one(f"GET {at}", self.describe, "get_status", answer=shapes.Description),
+            one(f"DELETE {at}", self.delete, "manage"),
+            one(f"GET {at}/handle", self.handle, "get_status", answer=shapes.Handle),
             one(
-                "POST",
-                f"{queue}/messages",
+                f"POST {at}/messages",
                 self.send,
-                action="post",
+                "post",
                 query=shapes.SendQuery,
                 body=bytes,
                 answer=shapes.Id,
             ),
+            one(f"POST {at}/batch", self.send_many, "post", body=shapes.Batch, answer=shapes.Ids),
             one(
-                "POST",
-                f"{queue}/batch",
-                self.send_many,
-                action="post",
-                query=none,
-                body=shapes.Batch,
-                answer=shapes.Ids,
-            ),
-            one(
-                "POST",
-                f"{queue}/receive",
+                f"POST {at}/receive",
                 self.receive,
-                **poll,
+                "poll",
                 query=shapes.ReceiveQuery,
                 answer=shapes.Received,
             ),
-            one("POST", f"{queue}/ack", self.ack, **poll, query=none, body=shapes.Finish),
-            one("POST", f"{queue}/nack", self.nack, **poll, query=none, body=shapes.Nack),
-            one(
-                "POST",
-                f"{queue}/extend",
-                self.extend,
-                **poll,
-                query=none,
-                body=shapes.Extend,
-                answer=shapes.Lost,
-            ),
-            one("POST", f"{queue}/dead-letter", self.dead_letter, **poll, query=none, body=shapes.Reject),
-            one("GET", f"{queue}/peek", self.peek, **poll, query=limit, answer=shapes.Messages),
-            one("GET", f"{queue}/size", self.size, **status, query=shapes.CountQuery, answer=counted),
-            one(
-                "GET", f"{queue}/in-flight", self.in_flight, **status, query=shapes.CountQuery, answer=counted
-            ),
-            one(
-                "GET",
-                f"{queue}/orphans",
-                self.orphans,
-                **poll,
-                query=shapes.OrphansQuery,
-                answer=shapes.Orphans,
-            ),
-            one(
-                "GET",
-                f"{queue}/receipt",
-                self.receipt,
-                **poll,
-                query=shapes.ReceiptQuery,
-                answer=shapes.Receipt,
-            ),
-            one("GET", f"{queue}/trace", self.trace, **poll, query=shapes.TraceQuery, answer=shapes.Life),
-            one("POST", f"{queue}/purge", self.purge, **poll, query=none, answer=counted),
-            one("POST", f"{queue}/release-all", self.release_all, **poll, query=none, answer=counted),
-            one("GET", letters, self.list_dead_letters, **status, query=limit, answer=shapes.Letters),
-            one("GET", f"{letters}/peek", self.peek_dead_letters, **poll, query=limit, answer=shapes.Letters),
-            one(
-                "POST",
-                f"{letters}/redrive",
-                self.redrive,
-                **poll,
-                query=none,
-                body=shapes.Redrive,
-                answer=counted,
-            ),
-            one("POST", f"{letters}/purge", self.purge_dead_letters, **poll, query=none, answer=counted),
+            one(f"POST {at}/ack", self.ack, "poll", body=shapes.Finish),
+            one(f"POST {at}/nack", self.nack, "poll", body=shapes.Nack),
+            one(f"POST {at}/extend", self.extend, "poll", body=shapes.Extend, answer=shapes.Lost),
+            one(f"POST {at}/dead-letter", self.dead_letter, "poll", body=shapes.Reject),
+            one(f"GET {at}/peek", self.peek, "poll", query=limit, answer=shapes.Messages),
+            one(f"GET {at}/size", self.size, "get_status", query=count, answer=counted),
+            one(f"GET {at}/in-flight", self.in_flight, "get_status", query=count, answer=counted),
+            one(f"GET {at}/orphans", self.orphans, "poll", query=shapes.OrphansQuery, answer=shapes.Orphans),
+            one(f"GET {at}/receipt", self.receipt, "poll", query=shapes.ReceiptQuery, answer=shapes.Receipt),
+            one(f"GET {at}/trace", self.trace, "poll", query=shapes.TraceQuery, answer=shapes.Life),
+            one(f"POST {at}/purge", self.purge, "poll", answer=counted),
+            one(f"POST {at}/release-all", self.release_all, "poll", answer=counted),
+            one(f"GET {letters}", self.list_dead_letters, "get_status", query=limit, answer=shapes.Letters),
+            one(f"GET {letters}/peek", self.peek_dead_letters, "poll", query=limit, answer=shapes.Letters),
+            one(f"POST {letters}/redrive", self.redrive, "poll", body=shapes.Redrive, answer=counted),
+            one(f"POST {letters}/purge", self.purge_dead_letters, "poll", answer=counted),
         ]
 
     # --- sending ----------------------------------------------------------------------------------
@@ -408,16 +366,9 @@ class Calls:
     async def describe(self, asked: Asked) -> shapes.Description:
         """The settings of a queue, and how many messages it holds."""
         found = await self._administer(asked, lambda storage, name: storage.describe(name))
-        return shapes.Description(
-            name=asked.queue,
-            generation=found.generation,
-            settings=_plain({**found.settings, "name": asked.queue}),
-            ready=found.ready,
-            delayed=found.delayed,
-            in_flight=found.in_flight,
-            dead=found.dead,
-            held_groups=found.held_groups,
-        )
+        settings = _plain({**found.settings, "name": asked.queue})
+        described = msgspec.convert(found, shapes.Description, from_attributes=True)
+        return msgspec.structs.replace(described, name=asked.queue, settings=settings)
 
     async def delete(self, asked: Asked) -> None:
         """Delete a queue with all its messages."""

@@ -46,9 +46,10 @@ from kmqpy.gateway.dialects.sqs.queue_actions import QueueActions
 from kmqpy.gateway.dialects.sqs.reading import malformed, read_json
 from kmqpy.gateway.dialects.sqs.shapes import REQUESTS
 from kmqpy.gateway.http import Call, Response
+from kmqpy.gateway.keys.access import Access
 from kmqpy.gateway.keys.keyring import Principal
 from kmqpy.gateway.keys.sigv4 import BadSignature, Signature, canonical_request, signature_of
-from kmqpy.gateway.limits import BadEncoding, Held, Overloaded, TooLarge
+from kmqpy.gateway.limits import BadEncoding, Overloaded, TooLarge
 from kmqpy.gateway.service.hub import Hub
 from kmqpy.gateway.service.polls import Polls
 
@@ -67,17 +68,6 @@ REST_S = 60.0
 _Action = Callable[[Asked, Any], Awaitable[dict[str, Any] | None]]
 
 
-class Authenticator(Protocol):
-    """Finds out who sends a request."""
-
-    async def of_id(self, key_id: str | None) -> Principal | None: ...  # noqa: D102
-    def spend_request(self, sender: Principal) -> None: ...  # noqa: D102
-    def aws_secrets(self, sender: Principal) -> list[str]: ...  # noqa: D102
-    def objection(self, sender: Principal, header: Callable[[str], str]) -> str: ...  # noqa: D102
-    def spend_bytes(self, sender: Principal, count: int) -> None: ...  # noqa: D102
-    def held_by(self, sender: Principal, most: int) -> Held: ...  # noqa: D102
-
-
 class SqsDialect:
     """Answers SQS's clients.
 
@@ -91,7 +81,7 @@ class SqsDialect:
         self,
         hub: Hub,
         polls: Polls,
-        authenticate: Authenticator,
+        authenticate: Access,
         *,
         region: str = "us-east-1",
         account: str = "000000000000",

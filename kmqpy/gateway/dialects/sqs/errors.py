@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kmqpy.errors import KmqError
 
@@ -89,3 +89,8 @@ def invalid(value: object, name: str, reason: str) -> SqsError:
 def no_such_queue() -> SqsError:
     """The error for a queue that does not exist."""
     return SqsError(NO_SUCH_QUEUE, f"{NO_QUEUE}.")
+
+
+def raise_no_such_queue() -> Any:
+    """What Hub.with_queue() calls for a queue that does not exist."""
+    raise no_such_queue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -25,7 +26,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     SqsError,
     invalid,
     missing,
-    no_such_queue,
+    raise_no_such_queue,
 )
 from kmqpy.gateway.dialects.sqs.messages import (
     FirstTakes,
@@ -145,7 +146,7 @@ class MessageActions:
 
         try:
             ids: list[dict[str, str]] = await self._hub.with_queue(
-                QueueName(name), send, missing=_raise_missing
+                QueueName(name), send, missing=raise_no_such_queue
             )
         except NotSupported as error:
             raise SqsError(UNSUPPORTED, str(error)) from None
@@ -206,7 +207,7 @@ class MessageActions:
                 if good and not terms.visibility:
                     await asyncio.gather(*(served.change(_receipt(served, one.taken), 0) for one in good))
 
-        return await self._hub.with_queue(QueueName(name), take, missing=_raise_missing)
+        return await self._hub.with_queue(QueueName(name), take, missing=raise_no_such_queue)
 
     async def _repeated(self, asked: Asked, served: ServedQueue, terms: _Terms) -> list[dict[str, Any]]:
         """What this attempt was answered before, hidden for so long from now; empty: it is a new one."""
@@ -319,15 +320,16 @@ class MessageActions:
         if served.is_grouped:
             late = {id_: one for id_, one in handles.items() if one.wire_id not in self._deleted}
             errors = await _each(dict.fromkeys(late, _check_current))(served, late)
-        good: dict[str, str] = {}
+        good: dict[str, tuple[str, str]] = {}
         for id_, handle in handles.items():
             if id_ not in errors:
                 try:
-                    good[handle.wire_id] = _stored_id(served, handle)
+                    good[handle.wire_id] = _stored(served, handle)
                     self._attempts.touch(handle.wire_id)
                 except SqsError as error:
                     errors[id_] = error
-        await served.ack([*good.values()])
+        stored = dict(good.values())
+        await served.ack([*stored], [*stored.values()])
         for wire_id in good:
             self._latest.pop(wire_id, None)
             _remember(self._deleted, wire_id)
@@ -405,7 +407,7 @@ class MessageActions:
                 errors[id_] = error
         if handles:
             errors |= await self._hub.with_queue(
-                QueueName(name), partial(_with, do, handles), missing=_raise_missing
+                QueueName(name), partial(_with, do, handles), missing=raise_no_such_queue
             )
         return {id_: errors.get(id_, {}) for id_ in given}
 
@@ -439,22 +441,18 @@ async def _tried_on(do: _One, served: ServedQueue, handle: Handle) -> SqsError |
 
 async def _check_current(served: ServedQueue, handle: Handle) -> None:
     """Raise SqsError if what is behind the message in its group may be with others."""
-    _stored_id(served, handle)
+    _stored(served, handle)
     if not await served.change(handle.receipt, _SHOWN_LEASE_S):  # the message must be received again
         raise invalid(handle.text(), "ReceiptHandle", "The receipt handle has expired.")
 
 
-def _stored_id(served: ServedQueue, handle: Handle) -> str:
-    """What the storage calls the message; raises SqsError for what is none of this queue."""
-    try:
+def _stored(served: ServedQueue, handle: Handle) -> tuple[str, str]:
+    """The storage's id and receipt of the message; raises SqsError for what is none of this queue."""
+    with suppress(ReceiptError):  # who makes handles up may name what is no message
         id_ = served.ids.parse(handle.wire_id)
-        if id_ is not None:
-            served.receipts([id_])  # who makes handles up may name what is no message
-    except ReceiptError:
-        id_ = None
-    if id_ is None:  # of an earlier queue of this name, too
-        raise foreign_handle(handle.text())
-    return id_
+        if id_ is not None:  # else of an earlier queue of this name
+            return id_, served.receipts([id_])[0]
+    raise foreign_handle(handle.text())
 
 
 def _remember(kept: OrderedDict[str, str], wire_id: str, receipt: str = "") -> None:
@@ -474,10 +472,6 @@ def _by_group(messages: Sequence[Received]) -> list[Received]:
     for index, one in enumerate(messages):
         first.setdefault(one.taken.group, index)
     return sorted(messages, key=lambda one: first[one.taken.group])
-
-
-def _raise_missing() -> Any:
-    raise no_such_queue()
 
 
 def _tried(

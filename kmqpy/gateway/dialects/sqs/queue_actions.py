@@ -22,7 +22,7 @@ from kmqpy.gateway.dialects.sqs.errors import (
     SqsError,
     invalid,
     missing,
-    no_such_queue,
+    raise_no_such_queue,
 )
 from kmqpy.gateway.dialects.sqs.policies import check_denials
 from kmqpy.gateway.service.hub import Hub, QueueName
@@ -110,7 +110,7 @@ class QueueActions:
                 f"Only one PurgeQueue operation on {name} is allowed every {self._rest_s:g} seconds.",
             )
         purge = methodcaller("purge")
-        await self._hub.with_queue(QueueName(name), purge, missing=_raise_missing, patience_s=_LONG_S)
+        await self._hub.with_queue(QueueName(name), purge, missing=raise_no_such_queue, patience_s=_LONG_S)
         now_ms = self._clock.wall_ms()
         await self._catalog.change(name, lambda sheet: replace(sheet, purged_ms=now_ms))
 
@@ -292,10 +292,6 @@ class QueueActions:
             return sheet.changed(attributes.checked({"Policy": new}, is_fifo=False), now_s)
 
         await self._catalog.change(name, changed)
-
-
-def _raise_missing() -> Any:
-    raise no_such_queue()
 
 
 def _label(statement: Any) -> Any:
