@@ -96,6 +96,7 @@ FOUND_WITH_LANES = {
 MISJUDGED_WITH_LANES = {200282: "R32: of two late nacks the second came while the taker read the other lane"}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", MISJUDGED_WITH_LANES)
 def test_what_was_misjudged_with_lanes(seed):
     assert simulate(seed, Controls(lanes=True)).problems == []
@@ -139,16 +140,19 @@ def test_an_election_alone_changes_nothing(monkeypatch):
     assert {seed: problems for seed in seeds if (problems := simulate(seed, cut_logs).problems)} == {}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_failed_once(seed):
     assert simulate(seed, Controls(lanes=False)).problems == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", FOUND_WITH_CUT_LOGS)
 def test_what_failed_once_where_logs_were_cut_back(seed):
     assert simulate(seed, Controls(cut_logs=True)).problems == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", FOUND_WITH_LANES)
 def test_what_failed_once_with_a_retry_lane(seed):
     assert simulate(seed, Controls(lanes=True, priorities=False)).problems == []
@@ -209,16 +213,19 @@ def test_a_control_with_another_signature_is_found():
     ]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("control", CONTROLS)
 def test_the_checker_catches(control):
     assert seed_that_catches(Catcher.CHECKER, control) is not None
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("control", INVARIANT_OF)
 def test_the_invariant_of_the_model_catches(control):
     assert seed_that_catches(Catcher.INVARIANT, control) is not None
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("control", REFUSED_ACTIONS_OF)
 def test_the_model_refuses_the_steps_of(control):
     assert seed_that_catches(Catcher.REFUSAL, control) is not None
