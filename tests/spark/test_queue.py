@@ -170,6 +170,7 @@ def test_frames_have_all_lanes_of_a_queue_and_streams_one(spark, make_queue):
     assert (letter["origin_topic"], bytes(letter["body"])) == (urgent, b"u")
 
 
+@pytest.mark.breadth
 def test_what_lies_counts_for_nothing(spark, make_queue):
     queue = make_queue(max_lease_ms=600_000, lease_ms=300)
     dead, bootstrap = queue.settings.dead_letter_topic, queue.connection.bootstrap

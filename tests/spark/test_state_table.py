@@ -108,6 +108,7 @@ def test_a_queue_that_is_worked_on(make_queue, kmq_of, tmp_path):
     assert states == {"processed": 6, "redelivered": 2, "dead": 2, "in_flight": 11, "overdue": 1}
 
 
+@pytest.mark.breadth
 def test_the_cost_of_an_update_is_that_of_what_is_new(make_queue, kmq_of, tmp_path):
     queue = make_queue(1)
     queue.fill(320)
@@ -170,6 +171,7 @@ def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, 
     assert there == used, "what no version speaks of was deleted"
 
 
+@pytest.mark.breadth
 def test_markers_that_were_deleted(make_queue, kmq_of, tmp_path):
     queue = make_queue(1)
     queue.send(*["m"] * 40)
@@ -195,6 +197,7 @@ def test_markers_that_were_deleted(make_queue, kmq_of, tmp_path):
     assert rows(table.messages()) == rows(kmq.messages())
 
 
+@pytest.mark.breadth
 def test_markers_that_are_deleted_while_they_are_read(make_queue, kmq_of, tmp_path, monkeypatch):
     queue = make_queue(1)
     queue.send("m")
@@ -238,6 +241,7 @@ def recreated(queue):
     return True
 
 
+@pytest.mark.breadth
 def test_two_updates_at_once(make_queue, kmq_of, tmp_path, monkeypatch):
     queue = make_queue(1)
     queue.send("m")
