@@ -113,8 +113,11 @@ def test_same_seed_same_run(lanes):
     assert len(runs[0][0]) > 100
 
 
-def test_nothing_is_lost_and_nothing_made_twice():
-    assert {seed: problems for seed in range(SEEDS) if (problems := simulate(seed).problems)} == {}
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, SEEDS), marks=pytest.mark.breadth)], ids=str
+)
+def test_nothing_is_lost_and_nothing_made_twice(seeds):
+    assert {seed: problems for seed in seeds if (problems := simulate(seed).problems)} == {}
 
 
 def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out():
@@ -128,9 +131,12 @@ def test_r41_also_where_logs_were_cut_back():
     assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
 
 
-def test_r46_r47_r48_the_same_with_a_retry_lane():
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 100), marks=pytest.mark.breadth)], ids=str
+)
+def test_r46_r47_r48_the_same_with_a_retry_lane(seeds):
     lanes = Controls(lanes=True)
-    assert {seed: problems for seed in range(100) if (problems := simulate(seed, lanes).problems)} == {}
+    assert {seed: problems for seed in seeds if (problems := simulate(seed, lanes).problems)} == {}
 
 
 def test_an_election_alone_changes_nothing(monkeypatch):
