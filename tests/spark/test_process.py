@@ -138,6 +138,7 @@ def test_a_rejected_message_is_dead_lettered_at_once(make_run):
     until(run.settled)
 
 
+@pytest.mark.breadth
 def test_both_sources_have_the_same_rows(spark, make_run):
     run = make_run(2)
     run.queue.tracker()

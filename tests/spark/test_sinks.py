@@ -114,7 +114,7 @@ def test_rows_that_were_there_already_hardly_change_the_size_of_a_row(spark, tmp
     assert json.loads(last.read_text())["row_bytes"] >= measured // 2
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("form", ["parquet", pytest.param("delta", marks=pytest.mark.breadth)])
 def test_two_pipelines_in_one_folder(spark, tmp_path, form):
     target = made(spark, Sink(path=str(tmp_path / "rows"), format=form))
     target.take_over("a")
