@@ -317,6 +317,7 @@ def test_no_queue_and_a_thousand(page):
         page.goto("about:blank")
 
 
+@pytest.mark.breadth
 def test_a_queue_on_kafka(page, cluster, queue_name):
     root = f"/c{uuid.uuid4().hex[:8]}"
     url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"

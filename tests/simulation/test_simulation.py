@@ -120,9 +120,12 @@ def test_nothing_is_lost_and_nothing_made_twice(seeds):
     assert {seed: problems for seed in seeds if (problems := simulate(seed).problems)} == {}
 
 
-def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out():
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 60), marks=pytest.mark.breadth)], ids=str
+)
+def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out(seeds):
     collapse = Controls(collapse=True)
-    assert {seed: problems for seed in range(60) if (problems := simulate(seed, collapse).problems)} == {}
+    assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
 
 
 def test_r41_also_where_logs_were_cut_back():
