@@ -8,9 +8,9 @@ DOCS_READY := $(VENV)-docs/.ready
 RELEASE_READY := $(VENV)-release/.ready
 COMPILED := $(VENV)/.compiled
 ARGS ?=
-# Tests wait twice as long as they compute, so more of them than cores run at a time. (With breadth, which computes
-# more, seven took longer than five on two cores.)
-WORKERS ?= $(if $(KMQ_TEST_ALL),5,8)
+# Tests wait twice as long as they compute, so more of them than cores run at a time. (Seven took longer than five on
+# two cores.)
+WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
