@@ -57,10 +57,10 @@ $(COMPILED): $(READY)
 demo: $(DEMO_READY) ## 20,000 messages, failing consumers, a killed tracker: nothing lost
 	@$(BIN)/kmq demo $(ARGS)
 
-test: $(COMPILED) ## all tests, on a real Kafka and ZooKeeper
+test: $(COMPILED) ## every promise once, on real servers
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: ## make test, and breadth: more servers, kills of Spark, wheels with each extra, every block of every page
+test-all: ## make test, and breadth: more servers, kills of Spark, chaos, wheels with each extra, every block of every page
 	@KMQ_TEST_ALL=1 KMQ_TEST_SLOW_PAGES=1 $(MAKE) test
 
 # Redelivered without an acknowledgement, then acknowledged; dead-lettered as it kills its consumers.
@@ -71,7 +71,7 @@ test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
 
 test-failed: $(READY) ## the tests that failed in the last run, one after the other
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rpfE $(ARGS)
+	KMQ_TEST_ALL=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -rpfE $(ARGS)
 
 test-room: $(READY) ## the tests of one room, about a minute: ROOM=kmqpy/storages/sql
 	@$(BIN)/python -m tests.rooms $(ROOM) $(ARGS)

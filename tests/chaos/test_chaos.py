@@ -370,6 +370,7 @@ _CAUGHT_AS = {
 }
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", controls.SCENARIOS)
 def test_the_checker_catches(cluster, zookeeper, tmp_path, name):
     connection = KafkaConnection(bootstrap=cluster.bootstrap)
@@ -387,7 +388,12 @@ def test_the_checker_catches(cluster, zookeeper, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("two-sends", ""), ("late-end-txn", ""), ("late-end-txn", "producers-used-on")]
+    ("name", "changes"),
+    [
+        ("two-sends", ""),
+        ("late-end-txn", ""),
+        pytest.param("late-end-txn", "producers-used-on", marks=pytest.mark.breadth),
+    ],
 )
 def test_with_its_safeguard_there_is_nothing_to_catch(cluster, zookeeper, tmp_path, name, changes):
     """Against a late EndTxn there are two, and either is enough here."""
@@ -396,6 +402,7 @@ def test_with_its_safeguard_there_is_nothing_to_catch(cluster, zookeeper, tmp_pa
     assert found.problems == []
 
 
+@pytest.mark.breadth
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_chaos(tmp_path):

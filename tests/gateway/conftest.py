@@ -10,7 +10,12 @@ from gateway_support import DEDUP, Calls, Served, running
 from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import storage_for
 
-ALL = ("memory", "sqlite", "postgresql", "mariadb", "redis", "kafka")
+ALL = (
+    "memory",
+    "postgresql",
+    "kafka",
+    *(pytest.param(one, marks=pytest.mark.breadth) for one in ("sqlite", "mariadb", "redis")),
+)
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -24,7 +29,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield found
 
 
-@pytest.fixture(scope="module", params=("memory", "sqlite", "postgresql", "redis"))
+@pytest.fixture(
+    scope="module",
+    params=("memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.breadth), "redis"),
+)
 def sqs_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A gateway for SQS's clients over the storage of this parameter."""
     storage = storage_for(_url(request.param, request, tmp_path_factory))

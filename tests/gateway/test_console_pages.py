@@ -317,6 +317,7 @@ def test_no_queue_and_a_thousand(page):
         page.goto("about:blank")
 
 
+@pytest.mark.breadth
 def test_a_queue_on_kafka(page, cluster, queue_name):
     root = f"/c{uuid.uuid4().hex[:8]}"
     url = f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}&root={root}"
@@ -365,6 +366,7 @@ def test_a_queue_on_kafka(page, cluster, queue_name):
         page.goto("about:blank")
 
 
+@pytest.mark.breadth
 def test_pictures_for_people(browser, served, tmp_path):
     """Those of docs/, when KMQ_PICTURES names a folder; else that they can be made."""
     folder = Path(os.environ.get("KMQ_PICTURES", tmp_path))

@@ -102,13 +102,13 @@ def becomes(value, wanted):
     assert wait_until(lambda: value() == wanted, 20, every_s=0.05), value()
 
 
-@pytest.mark.parametrize("gzip", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    "gzip", [False, pytest.param(True, marks=pytest.mark.breadth)], ids=["plain", "gzip"]
+)
 @pytest.mark.parametrize("service", ["queue", "dedupq"])
 def test_every_method(served, jvm, name, service, gzip):
     if service == "dedupq" and not served.storage.capabilities.collapse:
         pytest.skip("the storage says that it can't: collapse")
-    if gzip and not served.storage.capabilities.immediate:
-        pytest.skip("it takes longer than the others, and compression has nothing to do with it")
     client = jvm.client(service, gzip=gzip, hosts=[served.gateway.url])
     queue, other, target = f"{name}:@", f"{name}-other", f"{name}-target"
     client.send(queue, "a")

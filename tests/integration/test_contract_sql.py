@@ -1,7 +1,8 @@
 """The contract of all storages, on PostgreSQL, MariaDB, MySQL and SQLite."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,22 +27,23 @@ _CUT = {"postgresql": "SELECT pg_terminate_backend(%s)", "mariadb": "KILL %s", "
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Databases]:
-    """Servers of this module's own, which it kills."""
-    with Databases(*_DRIVERS) as started:
-        yield started
+def start() -> Iterator[Callable[[str], Databases]]:
+    """Starts a server of this module's own, which it kills, at its first use."""
+    with ExitStack() as started:
+        yield cache(lambda name: started.enter_context(Databases(name)))
 
 
-_BREADTH = pytest.param("mysql", marks=pytest.mark.breadth)  # as MariaDB, but for its statements
+# MySQL is as MariaDB, but for its statements; tests/unit has SQLite with a clock that stands still.
+_BREADTH = [pytest.param(name, marks=pytest.mark.breadth) for name in ("sqlite", "mysql")]
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mariadb", _BREADTH])
+@pytest.fixture(params=["postgresql", "mariadb", *_BREADTH])
 def kmq_target(request: pytest.FixtureRequest) -> Target:
     name = request.param
     if name == "sqlite":
         folder: Path = request.getfixturevalue("tmp_path")
         return _target(f"sqlite:///{folder}/queues.db")
-    servers: Databases = request.getfixturevalue("servers")
+    servers: Databases = request.getfixturevalue("start")(name)
     url = servers.urls[name]
 
     def kill() -> None:

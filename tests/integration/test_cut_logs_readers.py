@@ -25,6 +25,7 @@ from tests.cut_logs import cut_logs
 CUT_AT = 10
 LEASE_S = 600
 NEW = {"short": 3, "hidden": 15, "noticed": 15}
+pytestmark = pytest.mark.breadth
 """How many messages were sent behind the cut. A short log ends below the group's commit still. Of the last
 queue, a client has taken the first five of them, and acknowledged two."""
 

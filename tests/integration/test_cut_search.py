@@ -14,6 +14,7 @@ from kmqpy.kafka.settings import KafkaConnection
 from tests.cut_logs import cut_logs
 
 TOPIC = "cut"
+pytestmark = pytest.mark.breadth
 NEW, EMPTY, UNCUT, CONTROL, DELETED, ALL = range(6)
 """Partitions: cut and written anew; cut only; with transactions; the same, cut; deleted from; all cut."""
 

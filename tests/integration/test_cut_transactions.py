@@ -19,6 +19,7 @@ from tests.cut_logs import Batch, cut_logs
 from tracker.tracker import Tracker
 
 COUNT = 5
+pytestmark = pytest.mark.breadth
 CUT = {
     "markers": [False, True],
     "queue": [True, False],

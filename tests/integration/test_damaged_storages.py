@@ -27,9 +27,14 @@ PAGE, INNODB_PAGE = 8192, 16384
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Databases]:
-    with Databases("postgresql", "redis", "mariadb") as servers:
+def servers(request: pytest.FixtureRequest) -> Iterator[Databases]:
+    """Of the kind that the test says by `@of(kind)`."""
+    with Databases(request.param) as servers:
         yield servers
+
+
+def of(kind: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("servers", [kind], indirect=True)
 
 
 def taken(queue: Queue) -> list[bytes]:
@@ -60,6 +65,7 @@ def change(file: Path, at: int, what: Callable[[bytes], bytes]) -> None:
         there.write(what(data))
 
 
+@of("postgresql")
 def test_a_damaged_page_of_postgresql_is_named_and_other_tables_serve(servers: Databases) -> None:
     url, server = servers.urls["postgresql"], servers.server("postgresql")
     assert servers.folder is not None
@@ -79,6 +85,8 @@ def test_a_damaged_page_of_postgresql_is_named_and_other_tables_serve(servers: D
         assert taken(queue) == [b"x"]
 
 
+@pytest.mark.breadth
+@of("postgresql")
 def test_a_bit_in_postgresql_is_named_with_checksums_and_else_the_doctor_says_that_nobody_looks(
     servers: Databases, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +139,8 @@ def innodb_leaves(file: Path) -> list[list[int]]:
     return [found[index] for index in sorted(found)]
 
 
+@pytest.mark.breadth
+@of("mariadb")
 def test_damaged_files_of_mariadb_are_named_other_tables_serve_and_indexes_are_made_anew(
     servers: Databases, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +214,7 @@ def test_mysql_ends_itself_at_a_damaged_page_and_serves_other_tables_when_starte
         assert doctor_says(f"{url}?prefix=other_", capsys)[0] == 0
 
 
+@pytest.mark.breadth
 def test_zookeeper_refuses_a_damaged_log_reads_a_cut_one_up_to_there_and_needs_no_whole_snapshot() -> None:
     with Cluster(brokers=0) as cluster:
         url, server = f"zookeeper://{cluster.zookeeper}/r?queue=q", cluster.zookeeper_server()
@@ -255,6 +266,7 @@ def test_the_doctor_calls_no_damage_what_is_none(
     assert "refuses: no such column: missing" in capsys.readouterr().err
 
 
+@of("redis")
 def test_a_log_of_redis_that_is_cut_off_is_read_up_to_there_and_a_damaged_one_is_refused(
     servers: Databases,
 ) -> None:

@@ -24,7 +24,15 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "mysql", "redis", "valkey"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "postgresql",
+        "mariadb",
+        "redis",
+        *(pytest.param(one, marks=pytest.mark.breadth) for one in ("mysql", "valkey")),
+    ],
+)
 def test_a_queue_at_a_unix_socket(folder: Path, kind: str) -> None:
     socket = folder / "s"
     with_init_file = {"socket": str(socket), "init-file": str(folder / "first.sql")}

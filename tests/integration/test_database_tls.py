@@ -75,7 +75,15 @@ def servers(kind: str, files: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module", params=["postgresql", "mariadb", "mysql", "redis", "valkey"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "postgresql",
+        "mariadb",
+        "redis",
+        *(pytest.param(one, marks=pytest.mark.breadth) for one in ("mysql", "valkey")),
+    ],
+)
 def url(request: pytest.FixtureRequest, files: Path) -> Iterator[str]:
     kind = request.param
     settings = servers(kind, files)

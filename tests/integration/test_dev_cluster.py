@@ -88,7 +88,9 @@ def test_it_starts_answers_survives_a_kill_and_leaves_nothing() -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("halted", [False, True])  # Linux itself ends halted ones that lost their owner
+@pytest.mark.parametrize(
+    "halted", [False, pytest.param(True, marks=pytest.mark.breadth)]
+)  # Linux itself ends halted ones that lost their owner
 def test_everything_is_gone_soon_after_its_owner_was_killed(halted: bool) -> None:
     program = """if True:
         import json, sys, threading

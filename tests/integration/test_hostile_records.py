@@ -125,7 +125,9 @@ def test_a_lie_between_true_takes_changes_none_of_them(queue):
     assert value(tracker, queue.name, "undecodable_markers") == 2
 
 
-@pytest.mark.parametrize("partition", [-1, -3, 1, 7])
+@pytest.mark.parametrize(
+    "partition", [-1, 1, *(pytest.param(one, marks=pytest.mark.breadth) for one in (-3, 7))]
+)
 def test_a_marker_that_names_another_partition_is_undecodable_to_everybody(make_queue, partition):
     queue = make_queue(2)
     queue.send("a")
@@ -187,7 +189,10 @@ def appended_as(queue, timestamp_ms):
     return found[at] == timestamp_ms
 
 
-@pytest.mark.parametrize("ahead_ms", [120_000, 10 * 365 * 86_400_000, 2**62])
+@pytest.mark.parametrize(
+    "ahead_ms",
+    [120_000, *(pytest.param(one, marks=pytest.mark.breadth) for one in (10 * 365 * 86_400_000, 2**62))],
+)
 def test_a_stored_time_far_ahead_holds_up_nothing(queue, ahead_ms):
     queue.send("a")
     queue.mark(take(0))

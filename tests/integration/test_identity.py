@@ -75,7 +75,7 @@ class Acker:
 
 
 @pytest.mark.parametrize("pause", [False, True])
-@pytest.mark.parametrize(("clients", "partitions"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("clients", "partitions"), [(2, 3), pytest.param(1, 1, marks=pytest.mark.breadth)])
 def test_r24_clients_that_live_through_a_queue_made_anew_take_all_its_messages(
     make_queue, clients, partitions, pause
 ):
@@ -112,7 +112,9 @@ def commit(queue, offset, metadata):
         member.close()
 
 
-@pytest.mark.parametrize(("of", "left"), [("old", 5), ("new", 2), ("unknown", 2)])
+@pytest.mark.parametrize(
+    ("of", "left"), [("old", 5), ("new", 2), pytest.param("unknown", 2, marks=pytest.mark.breadth)]
+)
 def test_r24_commits_count_for_the_topic_that_they_name(queue, of, left):
     sent = [f"m{i}" for i in range(5)]
     queue.send(*sent)

@@ -163,7 +163,7 @@ def test_whoever_never_reaches_kafka_again_goes_on_with_new_clients(
             assert bodies(collect(client, 1, lease=LEASE_S)) == ["taken later"]
 
 
-@pytest.mark.parametrize("fmt", ["jvm", "range"])
+@pytest.mark.parametrize("fmt", ["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_again(
     cluster_behind_a_gate, queue_name, fmt
 ):
@@ -196,7 +196,7 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
         assert copies[sent[0]] == 1
 
 
-@pytest.mark.parametrize("fmt", ["jvm", "range"])
+@pytest.mark.parametrize("fmt", ["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
     cluster_behind_a_gate, queue_name, fmt
 ):
@@ -280,7 +280,7 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     assert value(tracker, queue.name, "lost_to_retention") == 0
 
 
-@pytest.mark.parametrize("comes_back", ["empty", "older"])
+@pytest.mark.parametrize("comes_back", ["older", pytest.param("empty", marks=pytest.mark.breadth)])
 def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
     own_cluster, own_queue, queue_name, tmp_path, comes_back, caplog
 ):

@@ -125,6 +125,7 @@ def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_q
         three_brokers.third.resume()
 
 
+@pytest.mark.breadth
 def test_a_damaged_follower_that_leads_holds_up_its_partition_only_is_named_and_mended_by_another_replica(
     three_brokers, queue_name, caplog
 ):

@@ -136,7 +136,11 @@ def sql(dialect: str, database_url: Callable[[str], str], folder: Path) -> Sql:
     return Sql(dialect, f"sqlite:///{folder}/queues.db" if dialect == "sqlite" else database_url(dialect))
 
 
-@pytest.fixture(params=[*DRIVERS, "redis", "valkey"])
+ALWAYS = ["sqlite", "postgresql"]
+BREADTH = [pytest.param(name, marks=pytest.mark.breadth) for name in ("mariadb", "mysql")]
+
+
+@pytest.fixture(params=[*ALWAYS, *BREADTH, "redis", pytest.param("valkey", marks=pytest.mark.breadth)])
 def place(request: pytest.FixtureRequest, database_url, tmp_path: Path) -> Iterator[Sql | RedisKeys]:
     name = request.param
     made = sql(name, database_url, tmp_path) if name in DRIVERS else RedisKeys(database_url(name))
@@ -144,7 +148,7 @@ def place(request: pytest.FixtureRequest, database_url, tmp_path: Path) -> Itera
     made.close()
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=[*ALWAYS, *BREADTH])
 def database(request: pytest.FixtureRequest, database_url, tmp_path: Path) -> Iterator[Sql]:
     made = sql(request.param, database_url, tmp_path)
     yield made

@@ -433,7 +433,9 @@ def test_digest_takes_any_password_and_the_acls_decide(secured):
         zk.get(root)
 
 
-@pytest.mark.parametrize("field", ["ca", "certificate", "key"])
+@pytest.mark.parametrize(
+    "field", ["ca", *(pytest.param(one, marks=pytest.mark.breadth) for one in ("certificate", "key"))]
+)
 def test_files_of_zookeeper_that_can_not_be_used(secured, field):
     security = ZooKeeperSecurity(**{"certificate": secured.files.client, field: "/nowhere.pem"})
     with pytest.raises(

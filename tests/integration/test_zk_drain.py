@@ -44,6 +44,7 @@ def kmq(zookeeper, capsys):
     return call
 
 
+@pytest.mark.breadth
 @pytest.mark.timeout(600)
 def test_a_queue_with_more_children_than_jute_maxbuffer_is_emptied(kmq):
     options = [f"-Djute.maxbuffer={BUFFER_BYTES}"]

@@ -219,7 +219,7 @@ def killed_while_consuming(session, consumed_by_others):
 COUNT = 600
 
 
-@pytest.mark.parametrize("killed", ["curator", "kmqpy"])
+@pytest.mark.parametrize("killed", ["kmqpy", pytest.param("curator", marks=pytest.mark.breadth)])
 def test_nothing_is_lost_when_either_is_killed_beside_the_other(zk, cluster, curator, path, killed):
     """Who lives consumes what the killed one had locked, once its session has expired."""
     locks = path + "-locks"

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,16 +57,24 @@ class Mutant:
         return next(iter(found))
 
     def check_catcher(self, tree: Path) -> None:
-        """Raise Stale unless there is a test of this name."""
+        """Raise Stale unless there is a test of this name that `make test` runs."""
         if self.simulated:
             return
         file, *names = self.caught_by.split("::")
         found = _parsed(tree / file)
+        marks = (
+            []
+            if found is None
+            else [ast.unparse(node) for node in found.body if isinstance(node, ast.Assign)]
+        )
         for name in names:
             inside = [] if found is None else ast.iter_child_nodes(found)
             found = next((node for node in inside if getattr(node, "name", None) == name), None)
+            marks += map(ast.unparse, getattr(found, "decorator_list", []))
         if found is None or not names:
             raise Stale(f"{self.caught_by}: there is no such test")
+        if any(re.match(r"(pytestmark = \[?.*)?pytest\.mark\.breadth", mark) for mark in marks):
+            raise Stale(f"{self.caught_by}: make test does not run it (breadth)")
 
     def mutated(self, source: str) -> str:
         """The source of its file with the change."""
@@ -104,5 +113,5 @@ def _texts(place: Path) -> dict[Path, str]:
 
 
 @functools.cache
-def _parsed(file: Path) -> ast.AST | None:
+def _parsed(file: Path) -> ast.Module | None:
     return ast.parse(file.read_text()) if file.is_file() else None

@@ -96,6 +96,7 @@ FOUND_WITH_LANES = {
 MISJUDGED_WITH_LANES = {200282: "R32: of two late nacks the second came while the taker read the other lane"}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", MISJUDGED_WITH_LANES)
 def test_what_was_misjudged_with_lanes(seed):
     assert simulate(seed, Controls(lanes=True)).problems == []
@@ -112,13 +113,19 @@ def test_same_seed_same_run(lanes):
     assert len(runs[0][0]) > 100
 
 
-def test_nothing_is_lost_and_nothing_made_twice():
-    assert {seed: problems for seed in range(SEEDS) if (problems := simulate(seed).problems)} == {}
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, SEEDS), marks=pytest.mark.breadth)], ids=str
+)
+def test_nothing_is_lost_and_nothing_made_twice(seeds):
+    assert {seed: problems for seed in seeds if (problems := simulate(seed).problems)} == {}
 
 
-def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out():
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 60), marks=pytest.mark.breadth)], ids=str
+)
+def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out(seeds):
     collapse = Controls(collapse=True)
-    assert {seed: problems for seed in range(60) if (problems := simulate(seed, collapse).problems)} == {}
+    assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
 
 
 def test_r41_also_where_logs_were_cut_back():
@@ -127,9 +134,12 @@ def test_r41_also_where_logs_were_cut_back():
     assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
 
 
-def test_r46_r47_r48_the_same_with_a_retry_lane():
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 100), marks=pytest.mark.breadth)], ids=str
+)
+def test_r46_r47_r48_the_same_with_a_retry_lane(seeds):
     lanes = Controls(lanes=True)
-    assert {seed: problems for seed in range(100) if (problems := simulate(seed, lanes).problems)} == {}
+    assert {seed: problems for seed in seeds if (problems := simulate(seed, lanes).problems)} == {}
 
 
 def test_an_election_alone_changes_nothing(monkeypatch):
@@ -139,16 +149,19 @@ def test_an_election_alone_changes_nothing(monkeypatch):
     assert {seed: problems for seed in seeds if (problems := simulate(seed, cut_logs).problems)} == {}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_failed_once(seed):
     assert simulate(seed, Controls(lanes=False)).problems == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", FOUND_WITH_CUT_LOGS)
 def test_what_failed_once_where_logs_were_cut_back(seed):
     assert simulate(seed, Controls(cut_logs=True)).problems == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", FOUND_WITH_LANES)
 def test_what_failed_once_with_a_retry_lane(seed):
     assert simulate(seed, Controls(lanes=True, priorities=False)).problems == []
@@ -209,16 +222,19 @@ def test_a_control_with_another_signature_is_found():
     ]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("control", CONTROLS)
 def test_the_checker_catches(control):
     assert seed_that_catches(Catcher.CHECKER, control) is not None
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("control", INVARIANT_OF)
 def test_the_invariant_of_the_model_catches(control):
     assert seed_that_catches(Catcher.INVARIANT, control) is not None
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("control", REFUSED_ACTIONS_OF)
 def test_the_model_refuses_the_steps_of(control):
     assert seed_that_catches(Catcher.REFUSAL, control) is not None

@@ -111,7 +111,7 @@ def test_two_drivers_with_one_micro_batch(spark, options, monkeypatch):
     assert tries_of(options, "a", 0) == 1
 
 
-@pytest.mark.parametrize("is_first_a_copy", [True, False])
+@pytest.mark.parametrize("is_first_a_copy", [True, pytest.param(False, marks=pytest.mark.breadth)])
 def test_two_runs_with_one_message(spark, options, monkeypatch, is_first_a_copy):
     """It was redelivered while the one that had it was late."""
     target = made(spark, sink_of(options))
@@ -143,6 +143,7 @@ def test_files_that_may_be_in_use_are_not_deleted(spark, options, monkeypatch):
     assert ids_in(spark, target) == list(range(5))
 
 
+@pytest.mark.breadth
 def test_files_of_a_number_that_was_written_twice_stay_when_its_first_snapshot_has_expired(
     spark, options, monkeypatch
 ):
@@ -156,6 +157,7 @@ def test_files_of_a_number_that_was_written_twice_stay_when_its_first_snapshot_h
     assert ids_in(spark, target) == [0, 1]
 
 
+@pytest.mark.breadth
 def test_a_micro_batch_of_a_number_that_was_written(spark, options):
     target = made(spark, sink_of(options))
     other_numbers_than_written(spark, target)

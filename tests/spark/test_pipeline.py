@@ -101,6 +101,7 @@ def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue
     check_owner(place_of(path), "running")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("signalled", [True, False])
 def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
@@ -118,7 +119,7 @@ def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signa
     assert ("will be redelivered" if signalled else "Spark: ") in done.output
 
 
-@pytest.mark.parametrize("how", ["follow", "drain"])
+@pytest.mark.parametrize("how", ["follow", pytest.param("drain", marks=pytest.mark.breadth)])
 def test_a_stop_lets_the_running_batch_end(spark, make_queue, tmp_path, how):
     """Else its messages would stay in flight until their leases end."""
     queue = make_queue(1)
@@ -194,6 +195,7 @@ def test_what_files_are_like(spark, make_queue, tmp_path):
     }
 
 
+@pytest.mark.breadth
 def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "_STALL_TIMEOUT_S", 0.5)
     queue = make_queue(1)
@@ -244,6 +246,7 @@ def test_bad_use(more, expected):
     assert expected in (done.output + str(done.exception))
 
 
+@pytest.mark.breadth
 def test_it_goes_on_behind_messages_that_were_purged(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     queue = make_queue(1)
@@ -283,7 +286,7 @@ def test_the_command_prints_the_cause_of_a_failure(spark, tmp_path, monkeypatch)
     assert "Spark: IOException: full" in done.output
 
 
-@pytest.mark.parametrize("by_function", [False, True])
+@pytest.mark.parametrize("by_function", [False, pytest.param(True, marks=pytest.mark.breadth)])
 def test_values_that_a_sink_cant_hold_are_refused_and_the_batch_goes_on(
     spark, make_queue, tmp_path, by_function
 ):
@@ -314,6 +317,7 @@ def test_values_that_a_sink_cant_hold_are_refused_and_the_batch_goes_on(
     assert pipeline.dead_letters(queue.connection, queue.settings) == (2 if by_function else 4)
 
 
+@pytest.mark.breadth
 def test_texts_with_u0000_are_refused_and_postgresql_gets_the_others(
     spark, make_queue, database_url, tmp_path
 ):

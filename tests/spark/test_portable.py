@@ -55,7 +55,10 @@ def written(spark, sink):
     return target
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta", "orc", "json", "csv"])
+@pytest.mark.parametrize(
+    "form",
+    ["parquet", "json", *(pytest.param(form, marks=pytest.mark.breadth) for form in ("delta", "orc", "csv"))],
+)
 def test_files(elsewhere, tmp_path, form):
     out = tmp_path / "rows"
     options = {"header": "true"} if form == "csv" else {}

@@ -82,7 +82,9 @@ def bodies(count, name="m"):
     return [f"{name}{number}" for number in range(count)]
 
 
-@pytest.mark.parametrize(("form", "markers"), [("frames", "range"), ("rows", "jvm")])
+@pytest.mark.parametrize(
+    ("form", "markers"), [("frames", "range"), pytest.param("rows", "jvm", marks=pytest.mark.breadth)]
+)
 def test_what_fails_comes_again_and_poison_becomes_a_dead_letter(make_run, form, markers):
     run = make_run(2, markers=markers, max_redeliveries=2)
     run.queue.tracker()
@@ -136,6 +138,7 @@ def test_a_rejected_message_is_dead_lettered_at_once(make_run):
     until(run.settled)
 
 
+@pytest.mark.breadth
 def test_both_sources_have_the_same_rows(spark, make_run):
     run = make_run(2)
     run.queue.tracker()
@@ -359,7 +362,7 @@ def test_arrow_batches_are_larger_unless_somebody_has_set_their_size(spark, make
         spark.conf.unset(size)
 
 
-@pytest.mark.parametrize("source", ["kafka", "kmq"])
+@pytest.mark.parametrize("source", ["kmq", pytest.param("kafka", marks=pytest.mark.breadth)])
 def test_forged_headers_hold_nothing_up(spark, make_run, source):
     run = make_run()
     count = run.queue.settings.redelivery_count_header
@@ -383,6 +386,7 @@ def test_forged_headers_hold_nothing_up(spark, make_run, source):
     assert run.settled()
 
 
+@pytest.mark.breadth
 def test_lying_markers_hide_nothing_from_a_task(make_queue):
     queue = make_queue(max_lease_ms=60_000)
     queue.send("a", "b")
@@ -404,6 +408,7 @@ def test_lying_markers_hide_nothing_from_a_task(make_queue):
     assert entry.due_ms - entry.since_ms == 60_000
 
 
+@pytest.mark.breadth
 def test_a_number_too_large_for_its_column_fails_alone(make_run):
     run = make_run()
     run.queue.send("1", str(2**70), "3")

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from security_support import client_acls, grant, live, secured  # noqa: F401  # fixtures
 from support import until
 from test_process import Run, bodies
@@ -11,6 +12,7 @@ from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.source import KmqDataSource
 
 
+@pytest.mark.breadth
 def test_executors_need_neither_files_nor_zookeeper(spark, secured, live, tmp_path):  # noqa: F811
     grant(secured, "client", *client_acls(live.name))
     live.send(*bodies(20))

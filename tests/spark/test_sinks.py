@@ -34,7 +34,9 @@ def ids_in(spark, target):
     return sorted(row["id"] for row in target.read(spark, with_origin(parse_schema(spark, SCHEMA))).collect())
 
 
-@pytest.mark.parametrize("form", ["parquet", "orc", "json", "csv"])
+@pytest.mark.parametrize(
+    "form", ["parquet", *(pytest.param(form, marks=pytest.mark.breadth) for form in ("orc", "json", "csv"))]
+)
 def test_any_reader_of_files_sees_each_row_once(spark, tmp_path, form):
     out = tmp_path / "all rows, 100%20"
     target = made(spark, Sink(path=str(out), format=form))
@@ -99,6 +101,7 @@ def test_a_list_of_files_of_an_older_kmqpy(spark, tmp_path):
     assert ids_in(spark, target) == list(range(4))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("number", "copied"), [(0, False), (1, True)])
 def test_rows_that_were_there_already_hardly_change_the_size_of_a_row(spark, tmp_path, number, copied):
     """One row of nine is written. If its bytes were divided by nine, the next files would be too large."""
@@ -111,7 +114,7 @@ def test_rows_that_were_there_already_hardly_change_the_size_of_a_row(spark, tmp
     assert json.loads(last.read_text())["row_bytes"] >= measured // 2
 
 
-@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("form", ["parquet", pytest.param("delta", marks=pytest.mark.breadth)])
 def test_two_pipelines_in_one_folder(spark, tmp_path, form):
     target = made(spark, Sink(path=str(tmp_path / "rows"), format=form))
     target.take_over("a")
@@ -141,6 +144,7 @@ def test_a_folder_that_another_pipeline_takes_while_files_are_moved(spark, tmp_p
     assert ids_in(spark, target) == [0, 1, 2]
 
 
+@pytest.mark.breadth
 def test_a_folder_that_another_pipeline_takes_while_the_last_files_are_looked_up(
     spark, tmp_path, monkeypatch
 ):
@@ -182,6 +186,7 @@ def other_numbers_than_written(spark, target):
     assert ids_in(spark, target) == list(range(9))
 
 
+@pytest.mark.breadth
 def test_files_have_the_size_that_is_aimed_at(spark, tmp_path):
     def files(size):
         out = tmp_path / str(size)
@@ -343,6 +348,7 @@ def test_values_of_functions_that_a_sink_cant_hold(spark, tmp_path, sink, kind, 
     assert [one is True for one in found["kmq_reject"]] == [False, True, False]
 
 
+@pytest.mark.breadth
 def test_the_longest_folder(spark, tmp_path):
     target = target_of(Sink(path=str(tmp_path / "rows"), partition_by=("name",)), NOWHERE)
     target.check(spark, with_origin(parse_schema(spark, SCHEMA)))

@@ -80,6 +80,7 @@ def test_any_markers_in_any_number_of_updates(make_queue, kmq_of, tmp_path):
     }
 
 
+@pytest.mark.breadth
 def test_a_queue_that_is_worked_on(make_queue, kmq_of, tmp_path):
     queue = make_queue(2, max_redeliveries=1, lease_ms=600_000, markers="jvm")
     kmq = kmq_of(queue)
@@ -108,6 +109,7 @@ def test_a_queue_that_is_worked_on(make_queue, kmq_of, tmp_path):
     assert states == {"processed": 6, "redelivered": 2, "dead": 2, "in_flight": 11, "overdue": 1}
 
 
+@pytest.mark.breadth
 def test_the_cost_of_an_update_is_that_of_what_is_new(make_queue, kmq_of, tmp_path):
     queue = make_queue(1)
     queue.fill(320)
@@ -137,6 +139,7 @@ def dying(*_):
     raise Died
 
 
+@pytest.mark.breadth
 def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, tmp_path, monkeypatch):
     """With its rows written; before its version counts; after that, with old files still there."""
     monkeypatch.setattr(state_folder, "KEPT_VERSIONS", 2)
@@ -170,6 +173,7 @@ def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, 
     assert there == used, "what no version speaks of was deleted"
 
 
+@pytest.mark.breadth
 def test_markers_that_were_deleted(make_queue, kmq_of, tmp_path):
     queue = make_queue(1)
     queue.send(*["m"] * 40)
@@ -195,6 +199,7 @@ def test_markers_that_were_deleted(make_queue, kmq_of, tmp_path):
     assert rows(table.messages()) == rows(kmq.messages())
 
 
+@pytest.mark.breadth
 def test_markers_that_are_deleted_while_they_are_read(make_queue, kmq_of, tmp_path, monkeypatch):
     queue = make_queue(1)
     queue.send("m")
@@ -214,6 +219,7 @@ def test_markers_that_are_deleted_while_they_are_read(make_queue, kmq_of, tmp_pa
         table.messages()
 
 
+@pytest.mark.breadth
 def test_a_queue_that_was_recreated(make_queue, kmq_of, tmp_path):
     queue = make_queue(1)
     queue.send("m")
@@ -238,6 +244,7 @@ def recreated(queue):
     return True
 
 
+@pytest.mark.breadth
 def test_two_updates_at_once(make_queue, kmq_of, tmp_path, monkeypatch):
     queue = make_queue(1)
     queue.send("m")

@@ -8,7 +8,10 @@ from kmqpy.kafka.admin import stats
 from kmqpy.spark import KmqSpark
 
 
-@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "100 milliseconds"}])
+@pytest.mark.parametrize(
+    "trigger",
+    [{"availableNow": True}, pytest.param({"processingTime": "100 milliseconds"}, marks=pytest.mark.breadth)],
+)
 def test_a_stateful_query_is_refused_and_acknowledges_nothing(spark, make_queue, tmp_path, trigger):
     queue = make_queue()
     queue.send(*[f"m{number}" for number in range(20)])

@@ -61,7 +61,7 @@ def make_job(spark, make_queue, tmp_path):
         yield make
 
 
-@pytest.mark.parametrize("markers", ["range", "jvm"])
+@pytest.mark.parametrize("markers", ["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def test_rows_that_are_not_ok_come_again_and_become_dead_letters(make_job, markers):
     job = make_job(2, markers=markers, max_redeliveries=1)
     job.queue.tracker()

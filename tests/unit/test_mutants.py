@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import sys
 from dataclasses import replace
@@ -33,11 +32,17 @@ def test_each_mutant_fits_the_source_and_names_a_test(mutant):
     assert mutant.felt.endswith(".")
 
 
-def test_what_catches_a_mutant_runs_in_make_test():
-    files = {ROOT / mutant.caught_by.partition("::")[0] for mutant in MUTANTS if not mutant.simulated}
-    assert [
-        file for file in files if re.search(r"^pytestmark.*breadth", file.read_text(), re.MULTILINE)
-    ] == []
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pytestmark = [pytest.mark.slow, pytest.mark.breadth]\n\n\ndef test_it(): ...\n",
+        "@pytest.mark.parametrize('n', [1])\n@pytest.mark.breadth\ndef test_it(n): ...\n",
+    ],
+)
+def test_what_catches_a_mutant_runs_in_make_test(source, text):
+    (source / "tests/unit/test_it.py").write_text(text)
+    with pytest.raises(Stale, match="make test does not run it"):
+        MUTANT.check_catcher(source)
 
 
 def test_there_are_enough_and_in_every_area():

@@ -22,6 +22,7 @@ CUT_AT = 6
 NEW = {"old": 0, "new": 100}
 """What is added to the numbers of dead letters in their ids."""
 QUEUES = ("redriven", "purged", "elected")
+pytestmark = pytest.mark.breadth
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,15 @@ def redrive_process(
     )
 
 
-@pytest.mark.parametrize(("how", "when"), [("between", 2), ("inside", 1), ("inside", 3), ("after", 2)])
+@pytest.mark.parametrize(
+    ("how", "when"),
+    [
+        ("between", 2),
+        ("inside", 1),
+        pytest.param("inside", 3, marks=pytest.mark.breadth),
+        pytest.param("after", 2, marks=pytest.mark.breadth),
+    ],
+)
 def test_a_killed_redrive_loses_and_repeats_nothing(letters, connection, queue, how, when):
     count = 4_200
     bury(connection, queue, count)
@@ -90,6 +98,7 @@ def test_a_killed_redrive_loses_and_repeats_nothing(letters, connection, queue, 
     assert letters.list() == []
 
 
+@pytest.mark.breadth
 def test_killed_again_and_again(letters, connection, queue):
     bury(connection, queue, 4_200)
     for how in ("inside", "after", "inside", "between"):
@@ -126,7 +135,7 @@ def test_a_second_run_stops_the_first(
         assert len(delivered(connection, queue)) == int(done)
 
 
-@pytest.mark.parametrize("copies", [0, 300, 834])
+@pytest.mark.parametrize("copies", [0, 300, pytest.param(834, marks=pytest.mark.breadth)])
 def test_r37_what_a_torn_redrive_has_sent_back_is_not_sent_again(
     letters, connection, queue, monkeypatch, copies
 ):

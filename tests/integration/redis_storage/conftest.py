@@ -4,7 +4,7 @@ import pytest
 from redis import Redis
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=["redis", pytest.param("valkey", marks=pytest.mark.breadth)])
 def url(request, database_url):
     return database_url(request.param)
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sql_support import DRIVERS, Place
+from sql_support import Place
 
 from kmqpy.queue import Queue, storage_for
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb", pytest.param("mysql", marks=pytest.mark.breadth)])
 def place(
     request: pytest.FixtureRequest, database_url: Callable[[str], str], tmp_path: Path
 ) -> Iterator[Place]:

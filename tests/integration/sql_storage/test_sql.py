@@ -14,7 +14,9 @@ from sql_support import Place
 from kmqpy.errors import ConfigError, QueueNotFound, ReceiptError, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 
-of_several_writers = pytest.mark.parametrize("place", ["postgresql", "mariadb", "mysql"], indirect=True)
+of_several_writers = pytest.mark.parametrize(
+    "place", ["postgresql", "mariadb", pytest.param("mysql", marks=pytest.mark.breadth)], indirect=True
+)
 WAITS_FOR_LOCK_S = 20
 """After this, a call is taken for one that waits for a lock; the lock is released when the test fails."""
 

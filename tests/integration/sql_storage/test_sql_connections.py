@@ -15,7 +15,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 
-SERVERS = ("postgresql", "mariadb", "mysql")
+SERVERS = ("postgresql", "mariadb", pytest.param("mysql", marks=pytest.mark.breadth))
 TO_READ_ONLY = {
     "postgresql": "SET default_transaction_read_only = on",
     **dict.fromkeys(("mariadb", "mysql"), "SET SESSION TRANSACTION READ ONLY"),

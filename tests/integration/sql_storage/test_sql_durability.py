@@ -50,6 +50,7 @@ def test_one_that_does_not_is_asked_when_it_is_opened(
     assert (f"storage: {lossy}: a power cut" in capsys.readouterr().out) == bool(lossy)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("place", ["mysql"], indirect=True)
 def test_a_commit_that_the_binary_log_may_lack_is_not_durable(place: Place) -> None:
     ((log_bin,),) = place.execute("SELECT @@log_bin")

@@ -38,7 +38,7 @@ DRAW = {
 pytestmark = pytest.mark.parametrize("place", DRAW, indirect=True)  # MySQL came with version 3
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.breadth)])
 def old(request: pytest.FixtureRequest, place: Place) -> Place:
     """A place with the tables of an older version, and a message in each state."""
     script = (Path(__file__).parent / f"version_{request.param}" / f"{place.name}.sql").read_text()

@@ -12,13 +12,13 @@ from kmqpy.errors import AccessDenied, ConfigError, MessageError
 from kmqpy.queue import Queue, queue_for, storage_for
 from kmqpy.storages.sql.mysql import MySql
 
-BOTH = ("mariadb", "mysql")
+BOTH = ("mariadb", pytest.param("mysql", marks=pytest.mark.breadth))
 ODD = b"\0'\"\\%s\xff"
 
 
 @pytest.mark.parametrize("place", BOTH, indirect=True)
 def test_a_server_of_the_other_scheme_is_told(place: Place) -> None:
-    (other,) = {*BOTH} - {place.name}
+    (other,) = {"mariadb", "mysql"} - {place.name}
     with pytest.raises(ConfigError, match=rf"{place.name}:// for {other}://"):
         storage_for(place.url.replace(place.name, other, 1))
 
@@ -89,6 +89,7 @@ def by_password(place: Place) -> Iterator[Callable[[], str]]:
     place.execute(f"DROP USER {name}@'%%'")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("place", ["mysql"], indirect=True)
 def test_who_logs_in_by_a_password_needs_tls_or_a_package(
     by_password: Callable[[], str], monkeypatch: pytest.MonkeyPatch
