@@ -51,7 +51,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """A sentence that says when, on what machine and with what versions the figures were measured."""
     return (
-        f"{meta['when']}, {meta['cores']} cores for clients, trackers and servers together, "
+        f"{meta['when']}, {meta['cores']} cores for all, "
         f"{meta['system']}, Python {meta['python']}, "
         f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
         + ("One turn." if _turns(rows) == 1 else f"Medians of up to {_turns(rows)} turns.")
