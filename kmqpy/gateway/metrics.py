@@ -1,4 +1,4 @@
-"""Prometheus metrics of a gateway, in a registry of their own. What each means: docs/metrics.md."""
+"""Prometheus metrics of a gateway, in a registry of their own; docs/metrics.md shows their help texts."""
 
 from __future__ import annotations
 

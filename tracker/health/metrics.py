@@ -1,4 +1,4 @@
-"""Prometheus metrics of a tracker. Each has the label `queue`, some gauges have `partition`, too."""
+"""Prometheus metrics of a tracker; docs/metrics.md shows their help texts. Each has the label `queue`."""
 
 from __future__ import annotations
 
