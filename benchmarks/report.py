@@ -1,6 +1,6 @@
 """Makes tables and a plot of the figures that were measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,24 +36,25 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """A results.json as tables in Markdown, one for cases of one work with the same metrics."""
+    """A results.json as tables in Markdown, one for cases of one work with the same metrics and peers."""
     meta, rows = from_json(data)
     lines = [conditions(meta, rows)]
     units: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         units.setdefault((row.work, row.case), {})[row.unit] = None
     for _, group in groupby(rows, key=lambda row: (row.work, *units[row.work, row.case])):
-        lines += ["", *_markdown_table(list(group))]
+        for alike in _with_shared_peers(list(group)):
+            lines += ["", *_markdown_table(alike)]
     return "\n".join(lines)
 
 
 def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """A sentence that says when, on what machine and with what versions the figures were measured."""
     return (
-        f"{meta['when']}, {meta['cores']} cores for clients, trackers and servers together, "
+        f"{meta['when']}, {meta['cores']} cores for all, "
         f"{meta['system']}, Python {meta['python']}, "
         f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
-        f"Median (minimum to maximum) of up to {_turns(rows)} turns; ratios are of medians."
+        + ("One turn." if _turns(rows) == 1 else f"Medians of up to {_turns(rows)} turns.")
     )
 
 
@@ -110,25 +111,29 @@ def of_case(rows: Sequence[Row], work: str, case: str) -> list[Row]:
     return [row for row in rows if (row.work, row.case) == (work, case)]
 
 
-def _markdown_table(rows: Sequence[Row]) -> list[str]:
-    """One work: a line for each peer of each case, with a figure and its ratios for each metric.
+def _with_shared_peers(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The rows of one work, in parts: cases that follow each other and share most of their peers."""
+    found: list[Row] = []
+    for _, group in groupby(rows, key=lambda row: row.case):
+        block = list(group)
+        before, peers = {row.peer for row in found}, {row.peer for row in block}
+        if 2 * len(before & peers) <= min(len(before), len(peers)) and found:
+            yield found
+            found = []
+        found += block
+    yield found
 
-    Ratios are to the plain consumer and to the JVM library; in a work without these, those of the case's
-    first peer to each other one.
-    """
-    references = {"÷ consume": PLAIN, "÷ JVM kmq": JVM}
-    references = {title: peer for title, peer in references.items() if peer in {row.peer for row in rows}}
+
+def _markdown_table(rows: Sequence[Row]) -> list[str]:
+    """One work: a line for each case, a column for each peer; in a cell the median of each metric."""
+    peers = dict.fromkeys(row.peer for row in rows)
     units = dict.fromkeys(row.unit for row in rows)
-    columns = [column for unit in units for column in (unit, *(references or ["the first ÷ it"]))]
-    lines = [f"| {rows[0].work} | | {' | '.join(columns)} |", "|---|---|" + "---:|" * len(columns)]
+    lines = [f"| {rows[0].work}: {', below it '.join(units)} | {' | '.join(peers)} |"]
+    lines.append("|---|" + "---:|" * len(peers))
     for case, group in groupby(rows, key=lambda row: row.case):
         block = list(group)
-        for place, peer in enumerate(dict.fromkeys(row.peer for row in block)):
-            cells = []
-            for row in (row for row in block if row.peer == peer):
-                of_others = [ratio(row, block, other) for other in references.values()]
-                cells += [_measured(row), *map(_shown_ratio, of_others or [_first_by(row, block)])]
-            lines.append(f"| {'' if place else case} | {peer} | {' | '.join(cells)} |")
+        cells = ["<br>".join(_measured(row) for row in block if row.peer == peer) or "-" for peer in peers]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
     return lines
 
 
@@ -202,12 +207,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _measured(row: Row) -> str:
-    if not row.values:
-        return f"no figure: {row.problem}"
-    text = shown(row.median or 0.0)
-    if len(row.values) > 1:
-        text += f" ({shown(min(row.values))} to {shown(max(row.values))})"
-    return text
+    return "-" if row.median is None else shown(row.median)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

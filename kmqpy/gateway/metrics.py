@@ -1,4 +1,4 @@
-"""Prometheus metrics of a gateway, in a registry of their own. What each means: docs/metrics.md."""
+"""Prometheus metrics of a gateway, in a registry of their own; docs/metrics.md shows their help texts."""
 
 from __future__ import annotations
 
@@ -21,70 +21,94 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "kmq_gateway_requests",
-            "Requests that were answered.",
+            "Requests that were answered; status 499: the client went away before.",
             ["dialect", "call", "status"],
             registry=self.registry,
         )
         self._seconds = Histogram(
             "kmq_gateway_request_seconds",
-            "Seconds from the head of a request to its answer.",
+            "Seconds from the head of a request until its answer was written, so slow clients show, too.",
             ["dialect", "call"],
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
         self._messages = Counter(
             "kmq_gateway_messages",
-            "Messages, or ids of messages, in requests and answers.",
+            "Messages, or ids of messages, in requests and answers that succeeded; queues after "
+            "the first 200 share a label, (other).",
             ["dialect", "call", "queue"],
             registry=self.registry,
         )
         self.refused = self._counter(
             "kmq_gateway_refused",
-            "Requests and connections that a limit refused.",
+            "Requests or connections that a limit refused.",
             "why",
             ("requests", "memory", "key", "connections", "head", "slow"),
         )
         self.moves = self._counter(
             "kmq_gateway_moves",
-            "Moves that this gateway has run.",
+            "Moves run by this gateway: complete, error, or postponed since a storage was away.",
             "outcome",
             ("complete", "error", "postponed"),
         )
         self.asked = self._counter(
             "kmq_gateway_asked",
-            "Requests to other gateways for messages.",
+            "Requests to other gateways on Kafka, when this one had no messages: they had messages, "
+            "nothing, or did not answer (silent).",
             "outcome",
             ("messages", "nothing", "silent"),
         )
-        self.running = Gauge("kmq_gateway_running_requests", "Requests that run.", registry=self.registry)
-        self.held = Gauge(
-            "kmq_gateway_held_bytes", "Bytes of bodies in the gateway's memory.", registry=self.registry
+        self.running = Gauge(
+            "kmq_gateway_running_requests", "Requests that are not answered yet.", registry=self.registry
         )
-        self.open_queues = Gauge("kmq_gateway_open_queues", "Queues that are open.", registry=self.registry)
-        self.connections = Gauge("kmq_gateway_connections", "Open connections.", registry=self.registry)
+        self.held = Gauge(
+            "kmq_gateway_held_bytes",
+            "Bytes of bodies of requests and answers in memory.",
+            registry=self.registry,
+        )
+        self.open_queues = Gauge(
+            "kmq_gateway_open_queues",
+            "Queues that are open; those not used for longest are closed above 2,000.",
+            registry=self.registry,
+        )
+        self.connections = Gauge(
+            "kmq_gateway_connections",
+            "Open connections, to the port of clients and to that of operators.",
+            registry=self.registry,
+        )
         self.late = Gauge(
             "kmq_gateway_late_messages",
-            "Messages that came after the answer to their poll, kept for the next poll.",
+            "Messages (Kafka) that came after the answer to their poll, kept for the next one for "
+            "3 s at most; then they are given back.",
             registry=self.registry,
         )
         self.storage_up = Gauge(
-            "kmq_gateway_storage_up", "1: the storage answers.", ["storage"], registry=self.registry
+            "kmq_gateway_storage_up",
+            "1: the storage answers; 0: not, or not in time, the requests of clients and what the "
+            "gateway itself looks for every 2 s (on Kafka only those of clients).",
+            ["storage"],
+            registry=self.registry,
         )
         self.registered = Gauge(
-            "kmq_gateway_registered", "1: registered in ZooKeeper.", ["where"], registry=self.registry
+            "kmq_gateway_registered",
+            "1: the gateway stands in ZooKeeper, for EmoDB's clients (discovery) or for other "
+            "gateways on Kafka (gateways); 0: not, as while it drains. Missing where it need not.",
+            ["where"],
+            registry=self.registry,
         )
         self.others = Gauge(
-            "kmq_gateway_others", "Other gateways of the same queues on Kafka.", registry=self.registry
+            "kmq_gateway_others", "Other gateways on Kafka that this one knows.", registry=self.registry
         )
         self.tracker_running = Gauge(
             "kmq_gateway_tracker_running",
-            "1: the gateway's own tracker runs.",
+            "1: the tracker that the gateway has started runs; its own metrics are not served "
+            "(run trackers by themselves for these).",
             ["storage"],
             registry=self.registry,
         )
         self.tracker_deaths = Counter(
             "kmq_gateway_tracker_deaths",
-            "Times that the gateway's own tracker has ended by itself.",
+            "Times that this tracker has ended by itself.",
             ["storage"],
             registry=self.registry,
         )

@@ -23,22 +23,28 @@ _COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help 
     "send": ("client_sent", "Messages sent and confirmed."),
     "ack": ("client_acked", "Messages acknowledged."),
     "nack": ("client_nacked", "Messages given back."),
-    "extend": ("client_extended", "Leases extended."),
-    "dead-letter": ("client_dead_lettered", "Messages moved to the dead letters by a client."),
+    "extend": ("client_extended", "Messages whose lease was extended."),
+    "dead-letter": ("client_dead_lettered", "Messages made dead letters by the client."),
     "late-ack": (
         "client_late_acked",
-        "Copies finished because an earlier consumer acknowledged the message.",
+        "Copies finished because an earlier consumer has acknowledged the message.",
     ),
     "late-dead-letter": (
         "client_late_dead_lettered",
-        "Copies dead-lettered unseen, as an earlier consumer asked.",
+        "Copies dead-lettered and handed out to nobody, because an earlier consumer has asked for that.",
     ),
     "late-postpone": (
         "client_late_postponed",
-        "Copies given back unseen: an earlier lease or delay is not over.",
+        "Copies given back unseen: a lease or delay that an earlier consumer asked for is not over.",
     ),
-    "collapse": ("client_collapsed", "Messages passed over: they waited when an equal one was taken."),
-    "hold-back": ("worker_held_back", "Handlers that started later because of the worker's rate."),
+    "collapse": (
+        "client_collapsed",
+        "Messages passed over: they waited when an equal one was taken (collapse on Kafka).",
+    ),
+    "hold-back": (
+        "worker_held_back",
+        "Messages whose handler started later because of the worker's rate; if all do, the queue grows.",
+    ),
 }
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 """Upper bounds of the buckets of kmq_worker_handler_seconds, in seconds."""
@@ -75,9 +81,20 @@ class PrometheusTelemetry(Telemetry):
         self._received = counter("kmq_client_received", "Messages handed out.", ["queue"])
         failures = "Failures that kmqpy got over by itself."
         self._failures = counter("kmq_client_failures", failures, ["queue", "what"])
-        self._in_flight = gauge("kmq_client_in_flight", "Messages received by the client that are in flight.")
-        self._paused = gauge("kmq_worker_paused", "Whether the worker's breaker is open.")
-        about = "kmq_worker_handler_seconds", "How long handlers take.", ["queue", "outcome"]
+        self._in_flight = gauge(
+            "kmq_client_in_flight",
+            "Messages in flight of the client that reported last; of several clients of one queue "
+            "in a process it tells of one.",
+        )
+        self._paused = gauge(
+            "kmq_worker_paused",
+            "1: the breaker of the worker that reported last is open, so it handles nothing.",
+        )
+        about = (
+            "kmq_worker_handler_seconds",
+            "Seconds that a worker's handler took; the outcome is ok or error.",
+            ["queue", "outcome"],
+        )
         self._seconds = Histogram(*about, registry=registry, buckets=_BUCKETS_S)
 
     def received(self, queue: str, messages: Sequence[Message]) -> None:
@@ -148,9 +165,16 @@ class QueueGauges(Collector):
     def describe(self) -> list[GaugeMetricFamily]:
         """The gauges without values, so that registering asks for nothing."""
         return [
-            GaugeMetricFamily("kmq_queue_messages", "Messages in the queue.", labels=["queue", "state"]),
             GaugeMetricFamily(
-                "kmq_queue_held_groups", "Groups that wait for their dead letters.", labels=["queue"]
+                "kmq_queue_messages",
+                "Messages in the queue, whoever takes them: ready, delayed, in flight, dead (QueueGauges).",
+                labels=["queue", "state"],
+            ),
+            GaugeMetricFamily(
+                "kmq_queue_held_groups",
+                "Groups that stand still until a dead letter is redriven in place or purged "
+                "(on_dead_letter=hold; QueueGauges).",
+                labels=["queue"],
             ),
         ]
 

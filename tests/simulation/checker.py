@@ -587,7 +587,7 @@ class Checker:
             elif self._names is not None:
                 bodies = self.history.acked_as[record.by, partition, offset]
                 self._acked |= bodies
-                if entry is not None and self._names.meant_former((partition, offset), record.by, bodies):
+                if self._names.meant_former((partition, offset), record.by, bodies):
                     self._ended_as_former.add((partition, offset))
             elif offset < len(queue.records):
                 self._acked.add(queue.records[offset].value())
@@ -877,7 +877,7 @@ class Checker:
         if self.history.markers_deleted:
             return
         done = self._acked | self.history.deleted
-        for partition in range(self.broker.partitions):
+        for partition in parts_of(self.broker, self.queue.name):
             log = self._log(self.queue.name, partition)
             records = log.records[log.start :]
             left = {one.value() for one in records if one.is_data and one not in self._originals}
@@ -904,7 +904,9 @@ class Checker:
                     self.problems.append(f"lost: {what} was never taken, delivered {seen} times")
                 elif record.value() in done:
                     continue
-                elif (partition, self.history.names.number_of(record)) in self._ended_as_former:
+                elif not self._ended_as_former.isdisjoint(
+                    self._late_acks.chain((partition, self.history.names.number_of(record)))
+                ):
                     self.stats["ended as one of the former log"] += 1
                 else:
                     self.problems.append(f"lost: {what} was never finished, delivered {seen} times")

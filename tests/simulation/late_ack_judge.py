@@ -69,9 +69,9 @@ class LateAckJudge:
     def ended(self, message: Message, at: int, by: str, *, asked: bool) -> str | None:
         """A client ended a message; returns what is wrong with that."""
         self._ends[message].append(_End(at, by, asked))
-        if asked or any(end.asked for one in self._chain(message) for end in self._ends[one]):
+        if asked or any(end.asked for one in self.chain(message) for end in self._ends[one]):
             return None
-        return f"R33: {by} ended {message}, which nobody acknowledged, nor {self._chain(message)[1:]}"
+        return f"R33: {by} ended {message}, which nobody acknowledged, nor {self.chain(message)[1:]}"
 
     def operated(
         self, message: Message, marker: Marker, at: int, ms: int, by: str, *, asked: bool
@@ -83,7 +83,7 @@ class LateAckJudge:
         # Any, not only the last: another one may have come while the client was deciding.
         reasons = [
             operation.marker
-            for copy, one in pairwise(self._chain(message))
+            for copy, one in pairwise(self.chain(message))
             for operation in self._operations[one]
             if copy in self._torn or self._copies[copy].claim_at < operation.at < at
         ]
@@ -104,7 +104,7 @@ class LateAckJudge:
         # Of other lanes its taker reads on (rule R46): of what came meanwhile it has seen some.
         meanwhile = (
             operation.at + 1
-            for one in self._chain(message, taken_at)
+            for one in self.chain(message, taken_at)
             for operation in self._operations[one]
             if one[0] != message[0] and taken_at <= operation.at < end
         )
@@ -131,13 +131,13 @@ class LateAckJudge:
 
     def spared(self, message: Message, by: str) -> str | None:
         """A tracker ended a copy that was to become a dead letter; returns what is wrong with that."""
-        if any(end.asked for one in self._chain(message) for end in self._ends[one]):
+        if any(end.asked for one in self.chain(message) for end in self._ends[one]):
             return None
-        return f"R33: {by} ended {message}, which nobody acknowledged, nor {self._chain(message)[1:]}"
+        return f"R33: {by} ended {message}, which nobody acknowledged, nor {self.chain(message)[1:]}"
 
     def _acknowledged(self, message: Message, before: int) -> str | None:
         """Where the message of which this is a copy was ended behind its claim, in words."""
-        for copy, one in pairwise(self._chain(message, before)):
+        for copy, one in pairwise(self.chain(message, before)):
             since = self._copies[copy].claim_at
             late = [end for end in self._ends[one] if since < end.at < before]
             if late:
@@ -149,7 +149,7 @@ class LateAckJudge:
 
         Who takes the copy may have read a claim before `end`: its tracker has applied what stands before it.
         """
-        for copy, one in pairwise(self._chain(message, before)):
+        for copy, one in pairwise(self.chain(message, before)):
             since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < end)])
             applies: _Operation | None = None
             for operation in self._operations[one]:
@@ -163,11 +163,11 @@ class LateAckJudge:
             if applies is not None:
                 yield applies
 
-    def _chain(self, message: Message, before: float = math.inf) -> list[Message]:
+    def chain(self, message: Message, before: float = math.inf) -> list[Message]:
         """The message, its original, the original of that, and so on, as far as is told before a position."""
         chain = [message]
         while (made := self._copies.get(chain[-1])) is not None and made.named_at < before:
             chain.append(made.original)
         if before == math.inf and chain[-1] in self._torn:
-            chain += self._chain(self._torn[chain[-1]])
+            chain += self.chain(self._torn[chain[-1]])
         return chain

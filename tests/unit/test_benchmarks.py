@@ -120,10 +120,8 @@ def test_markdown_of_json_that_was_written_and_read():
     assert from_json(data) == (meta, ROWS)
     text = report.markdown(data)
     assert "up to 3 turns" in text
-    assert "| drain | | msg/s | ÷ consume | ÷ JVM kmq |" in text
-    assert f"| small | {PLAIN} | 1,000 (900 to 1,300) | 1.00 | 20.0 |" in text
-    assert "|  | kmqpy | 500 | 0.50 | 10.0 |" in text
-    assert "|  | share | no figure: no broker | - | - |" in text
+    assert f"| drain: msg/s | {PLAIN} | kmqpy | {JVM} | share |" in text
+    assert "| small | 1,000 | 500 | 50.0 | - |" in text
 
 
 META = {
@@ -137,14 +135,23 @@ META = {
 }
 
 
-def test_works_without_the_jvm_library_have_a_table_of_their_own():
-    workers = [
-        Row(work="workers", case="c", metric="m", unit="msg/s", peer=peer, values=[value])
-        for peer, value in (("kmqpy", 900.0), ("celery", 300.0))
+def test_cases_with_few_peers_in_common_have_tables_of_their_own():
+    def workers(case: str, *peers: str) -> list[Row]:
+        return [
+            Row(work="workers", case=case, metric=metric, unit=metric, peer=peer, values=[value])
+            for peer in peers
+            for metric, value in (("p50", 3.0), ("p99", 9.0))
+        ]
+
+    rows = [
+        *workers("a", "kmqpy", "celery", "rq"),
+        *workers("b", "kmqpy", "rq"),
+        *workers("c", "kmqpy", "huey"),
     ]
-    text = report.markdown(to_json(META, [*ROWS, *workers]))
-    assert text.count("÷ JVM kmq |") == text.count("the first ÷ it |") == 1
-    assert "|  | celery | 300 | 3.00 |" in text
+    text = report.markdown(to_json(META, rows))
+    assert text.count("| workers: p50, below it p99 | ") == 2
+    assert "| b | 3.00<br>9.00 | - | 3.00<br>9.00 |" in text
+    assert "| kmqpy | huey |" in text
 
 
 def test_the_summary_has_a_line_for_each_peer_and_says_what_is_missing():

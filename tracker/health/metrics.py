@@ -1,4 +1,4 @@
-"""Prometheus metrics of a tracker. Each has the label `queue`, some gauges have `partition`, too."""
+"""Prometheus metrics of a tracker; docs/metrics.md shows their help texts. Each has the label `queue`."""
 
 from __future__ import annotations
 
@@ -26,71 +26,99 @@ class TrackerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, ["queue", *labels], registry=self.registry)
 
-        self.markers = counter("kmq_markers_read", "Markers read")
+        self.markers = counter("kmq_markers_read", "Markers read, takeovers included.")
         self.undecodable_markers = counter(
-            "kmq_undecodable_markers", "Markers skipped because they can't be decoded"
+            "kmq_undecodable_markers", "Markers skipped: somebody else writes to the markers topic."
         )
         self.unsupported_markers = counter(
-            "kmq_unsupported_markers", "Markers that only a newer kmqpy understands"
+            "kmq_unsupported_markers",
+            "Markers of a newer kmqpy; redelivery of the partition waits for an upgrade.",
         )
         self.undecodable_counts = counter(
-            "kmq_undecodable_counts", "Messages with an unreadable count of redeliveries: 0 was assumed"
+            "kmq_undecodable_counts", "Messages with an unreadable count of redeliveries: 0 was assumed."
         )
-        self.redelivered = counter("kmq_redelivered", "Messages redelivered")
-        self.dead_lettered = counter("kmq_dead_lettered", "Messages moved to the dead-letter topic")
+        self.redelivered = counter("kmq_redelivered", "Messages appended to the queue again.")
+        self.dead_lettered = counter("kmq_dead_lettered", "Messages appended to the dead-letter topic.")
         self.lane_fallbacks = counter(
-            "kmq_lane_fallbacks", "Copies that stayed in their own lane: the retry lane can't be written"
+            "kmq_lane_fallbacks",
+            "Copies that stayed in their own lane: the retry lane is missing or refuses them.",
         )
-        self.late_acks = counter("kmq_late_acks", "Acks of messages that were not in flight any more")
+        self.late_acks = counter(
+            "kmq_late_acks",
+            "Acknowledgements of messages that were redelivered already: leases are too short.",
+        )
         self.taken_late = counter(
-            "kmq_taken_late", "Messages that were finished already when they were taken; they get no copy"
+            "kmq_taken_late",
+            "Messages taken when they were finished already, by a consumer that stood still for "
+            "longer than its session; they were not redelivered.",
         )
         self.dead_letters_spared = counter(
             "kmq_dead_letters_spared",
-            "Messages not dead-lettered, because an earlier consumer had acknowledged them",
+            "Redelivered messages that became no dead letters: an earlier consumer had "
+            "acknowledged them (late_acks).",
         )
         self.torn_transactions = counter(
             "kmq_torn_transactions",
-            "Transactions that a late request had ended before they were complete; they were mended",
+            "Transactions that a late request had ended before they were complete; the tracker "
+            "has mended them.",
         )
         self.lost_to_retention = counter(
-            "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"
+            "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished."
         )
         self.log_cuts = counter(
-            "kmq_log_cuts", "How often the log of a queue partition or its markers was found to be cut back"
+            "kmq_log_cuts",
+            "Cuts of the logs of the queue's partitions and of their markers; who takes a "
+            "partition over may count one again.",
         )
         self.lost_to_log_cuts = counter(
-            "kmq_lost_to_log_cuts", "Messages in flight that are lost because the log was cut back"
+            "kmq_lost_to_log_cuts", "Messages in flight when the log was cut back behind them: they are lost."
         )
         self.markers_lost = counter(
             "kmq_markers_lost_to_retention",
-            "Takeovers that began above the stored offset: Kafka had deleted markers",
+            "Takeovers that began above the stored offset: Kafka had deleted the markers between.",
         )
-        self.failures = counter("kmq_redelivery_failures", "Redelivery attempts that failed and are retried")
-        self.failed_markers = counter("kmq_failed_markers", "Markers not applied, by a bug of the tracker")
+        self.failures = counter(
+            "kmq_redelivery_failures", "Redeliveries that failed and are tried again; /readyz says why."
+        )
+        self.failed_markers = counter(
+            "kmq_failed_markers", "Markers not applied, by a bug of the tracker; please report the log."
+        )
         self.clock_leads = counter(
             "kmq_clock_leads",
-            "How often a tracker found times of markers, or a stored time, ahead of the broker's clock",
+            "How often times of markers, or a stored time, were ahead of the broker's clock; they "
+            "were not believed.",
         )
-        self.internal_errors = counter("kmq_internal_errors", "Bugs of the tracker, after which it went on")
-        self.ticks = counter("kmq_ticks", "Ticks written")
-        self.takeovers = counter("kmq_takeovers", "Partitions taken over")
-        self.in_flight = gauge("kmq_in_flight", "Messages in flight", "partition")
-        oldest = "Age of the oldest message in flight"
+        self.internal_errors = counter(
+            "kmq_internal_errors", "Bugs of the tracker, after which it went on; please report the log."
+        )
+        self.ticks = counter(
+            "kmq_ticks",
+            "Ticks (markers of no message) written to learn the broker's time; none while a queue is idle.",
+        )
+        self.takeovers = counter("kmq_takeovers", "Partitions taken over.")
+        self.in_flight = gauge("kmq_in_flight", "Messages taken and not finished.", "partition")
+        oldest = (
+            "Seconds since the oldest message in flight was taken; a successor must read markers "
+            "from there on."
+        )
         self.oldest = gauge("kmq_oldest_in_flight_seconds", oldest, "partition")
         counts = {
-            "depth": "Messages waiting, delayed ones included; above 100 in a partition an upper bound",
-            "overdue": "Messages in flight or delayed that are past their time",
-            "oldest_waiting_seconds": "Age of the oldest message that nobody has taken yet; 0: none",
-            "dead_letters": "Dead letters neither redriven nor purged",
+            "depth": "Messages waiting; those sent with a delay count from the start. Above 100 in a "
+            "partition an upper bound; where only JVM clients take, everything in the topic.",
+            "overdue": "Messages in flight or delayed that are past their time; for long: redelivery fails.",
+            "oldest_waiting_seconds": "Seconds that the oldest message has waited; 0: none waits.",
+            "dead_letters": "Dead letters neither redriven nor purged; the partition is their topic's.",
         }
         self._count_gauges = {name: gauge(f"kmq_{name}", text, "partition") for name, text in counts.items()}
-        hanging = "For how long a transaction that nobody ends has held back readers of the topic"
+        hanging = (
+            "Seconds for which a transaction that nobody ends has held back readers of this topic; "
+            "only while one does."
+        )
         self._hanging = gauge("kmq_hanging_transaction_seconds", hanging, "topic", "partition")
-        self.owned = gauge("kmq_owned_partitions", "Partitions owned")
+        self.owned = gauge("kmq_owned_partitions", "Partitions owned by this tracker.")
         self.lateness = Histogram(
             "kmq_redelivery_lateness_seconds",
-            "Seconds from the end of a lease, or a due time, to the commit of the copy",
+            "Seconds from the end of a lease, or a due time, to the commit of the copy.",
             ["queue"],
             buckets=_LATENESS_BUCKETS,
             registry=self.registry,
