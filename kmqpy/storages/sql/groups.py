@@ -176,7 +176,7 @@ def take_grouped(
     if "take_first" in sql:
         limit = min(parameters["limit"], _MOST_PICKED)
         follow_limit = 0 if one_per_group else limit - 1
-        cursor.execute(sql["take_first"], {**parameters, "after": -1, "limit": limit, "follow": follow_limit})
+        cursor.execute(sql["take_first"], {**parameters, "limit": limit, "follow": follow_limit})
         rows = message_rows(cursor.fetchall())
         if len(rows) == parameters["limit"]:
             return Picked(rows, rows[0].since_ms)
