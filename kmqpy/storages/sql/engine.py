@@ -16,7 +16,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import cleans, put_new, put_unique
+from kmqpy.storages.sql.dedup_keys import are_distinct, cleans, put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -214,9 +214,8 @@ class SqlEngine:
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
-        if is_unique and not cleaning and len(rows) == 1 and "put_new" in self._sql:
-            given = (self._dialect, parameters, rows[0])
-            ids = self._run(lambda cursor: put_new(cursor, *given), repeatable=False)
+        if is_unique and not cleaning and "put_new" in self._sql and are_distinct(rows):
+            ids = self._run(lambda cursor: put_new(self._dialect, cursor, parameters, rows), repeatable=False)
         ids = ids or self._run(put, several=several, repeatable=False)
         self._arrived(queue)
         return ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -270,23 +271,26 @@ class PostgreSql(ServerDialect):
         groups = [row.group for row in rows] if any(row.group for row in rows) else None
         numbers = groups and parameters["in_groups"]
         name = "put" if ids is None else "put_numbered"
-        cursor.execute(
-            self.sql["put_new" if "new_key" in parameters else name],
-            {
-                **parameters,
-                "ids": ids and _array(ids),
-                "bodies": bodies,
-                "keys": keys,
-                "headers": headers,
-                "delays": delays,
-                "priorities": priorities,
-                "digests": digests,
-                "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
-                "groups": groups,
-                "behind": is_behind(parameters, rows) if numbers else None,
-            },
-        )
-        return [one for (one,) in cursor.fetchall()]
+        name = "put_new" if "new_keys" in parameters else name
+        with suppress(psycopg.errors.UniqueViolation) if name == "put_new" else nullcontext():
+            cursor.execute(
+                self.sql[name],
+                {
+                    **parameters,
+                    "ids": ids and _array(ids),
+                    "bodies": bodies,
+                    "keys": keys,
+                    "headers": headers,
+                    "delays": delays,
+                    "priorities": priorities,
+                    "digests": digests,
+                    "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
+                    "groups": groups,
+                    "behind": is_behind(parameters, rows) if numbers else None,
+                },
+            )
+            return [one for (one,) in cursor.fetchall()]
+        return []
 
     def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
         """See Dialect."""
