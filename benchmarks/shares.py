@@ -173,7 +173,7 @@ def waits(storage: Storage, depth: int, settings: Mapping[str, object]) -> list[
         def handle(message: Message) -> None:
             if message.group != "noisy":
                 found.append((SYSTEM_CLOCK.monotonic() - float(message.body)) * 1000)
-            SYSTEM_CLOCK.sleep(HANDLER_S)
+            SYSTEM_CLOCK.sleep(random.uniform(0, 2 * HANDLER_S))  # equal ones would end together
             queue.ack(message, confirmed=True)
 
         def work() -> None:

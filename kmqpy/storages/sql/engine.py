@@ -35,6 +35,7 @@ from kmqpy.storages.sql.groups import (
     look_grouped,
     pass_time_grouped,
     stranded_groups,
+    take_first,
     take_grouped,
     waiting_groups,
 )
@@ -461,7 +462,23 @@ class SqlEngine:
 
         syncs = is_several and "sync" in self._sql
         sync = partial(self._sync, parameters) if syncs else None
-        found: Picked = self._run(pick, several=is_several, then=sync)
+        first: Sequence[MessageRow] = ()
+        if queue.settings.in_groups and "take_first" in self._sql:
+            at_once = partial(
+                take_first, self._dialect, parameters={**parameters}, one_per_group=one_per_group
+            )
+            found: Picked = self._run(at_once, then=sync)
+            if len(found.rows) == limit:
+                return found
+            first, parameters["limit"] = found.rows, parameters["limit"] - len(found.rows)
+        try:
+            found = self._run(pick, several=is_several, then=sync)
+        except Unavailable:
+            if not first:
+                raise
+            return found  # they are taken: with an error nobody would have them
+        if first:  # not what is due, too: that is said of a take without rows
+            found = Picked([*first, *found.rows], first[0].since_ms, waiting=found.waiting)
         if found.waiting and "stranded" in self._sql:
             with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
                 self._show_stranded(queue, found.waiting)

@@ -87,12 +87,14 @@ _TAKE_FIRST = f"""WITH heads AS MATERIALIZED (
 ), locked AS MATERIALIZED (
     SELECT id FROM {{messages}} WHERE id = ANY (ARRAY(SELECT id FROM wanted)) AND state + 0 IN (0, 4)
     FOR UPDATE SKIP LOCKED
-), judged AS (
-    SELECT wanted.id, bool_and(locked.id IS NOT NULL AND is_delayed = 0)
-        OVER (PARTITION BY head ORDER BY wanted.place) AS is_free
-    FROM wanted LEFT JOIN locked ON locked.id = wanted.id
+), stopped AS MATERIALIZED (
+    SELECT head, min(place) AS place FROM wanted
+    WHERE is_delayed = 1 OR id NOT IN (SELECT id FROM locked) GROUP BY head
 )
-UPDATE {{messages}} SET {{take}} WHERE id = ANY (ARRAY(SELECT id FROM judged WHERE is_free))
+UPDATE {{messages}} SET {{take}} WHERE id = ANY (ARRAY(
+    SELECT id FROM wanted LEFT JOIN stopped ON stopped.head = wanted.head
+    WHERE stopped.head IS NULL OR wanted.place < stopped.place
+))
 RETURNING {{columns}}"""
 _LOOK = """SELECT id, place, minus_priority, group_id FROM {messages} WHERE queue = :queue AND state = 0
 ORDER BY minus_priority, place LIMIT :limit{lock_some}"""
