@@ -210,8 +210,8 @@ class StoredQueue(Closeable):
 
     def _row(self, message: OutgoingMessage) -> NewRow:
         terms = self._terms(message.key, message.headers, message.delay, message.priority, message.group)
-        row = NewRow(self._encoded(message.body), *terms)
-        return row if message.dedup_id is None else row._replace(dedup=self._dedup_key(message.dedup_id))
+        dedup = None if message.dedup_id is None else self._dedup_key(message.dedup_id)
+        return NewRow(self._encoded(message.body), *terms, dedup)
 
     def _dedup_key(self, dedup_id: str) -> str:
         self._check_can("dedup_id", self._capabilities.dedup)
