@@ -130,8 +130,9 @@ class BaseQueue(Closeable):
     ) -> str:
         """See Queue.send."""
         self.check_open()
-        row = NewRow(self._encoded(body), *self._terms(key, headers, delay, priority, group))
-        return self._send([self._with_dedup(row, dedup_id)], transaction)[0]
+        terms = self._terms(key, headers, delay, priority, group)
+        row = NewRow(self._encoded(body), *terms, self._dedup(dedup_id))
+        return self._send([row], transaction)[0]
 
     def send_many(
         self,
@@ -163,13 +164,13 @@ class BaseQueue(Closeable):
 
     def _row(self, message: OutgoingMessage) -> NewRow:
         terms = self._terms(message.key, message.headers, message.delay, message.priority, message.group)
-        return self._with_dedup(NewRow(self._encoded(message.body), *terms), message.dedup_id)
+        return NewRow(self._encoded(message.body), *terms, self._dedup(message.dedup_id))
 
-    def _with_dedup(self, row: NewRow, dedup_id: str | None) -> NewRow:
+    def _dedup(self, dedup_id: str | None) -> str | None:
         if dedup_id is None:
-            return row
+            return None
         self._check_can("dedup_id", self._capabilities.dedup)
-        return row._replace(dedup=self._dedup_key(_checked_name(dedup_id, "dedup_id")))
+        return self._dedup_key(_checked_name(dedup_id, "dedup_id"))
 
     def _terms(
         self,

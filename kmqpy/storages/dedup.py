@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from hashlib import blake2b
 
 _KEY_BYTES = 16
 _ID, _BODY = b"kmqpy dedup id", b"kmqpy dedup body"
 """Make keys of different kinds differ: no body has the key of an id."""
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def key_of_id(dedup_id: str) -> str:
@@ -21,4 +22,4 @@ def key_of_body(body: bytes) -> str:
 
 
 def _text(digest: bytes) -> str:
-    return urlsafe_b64encode(digest).decode()[:-2]
+    return b2a_base64(digest).translate(_URL_SAFE).decode()[:-3]  # without == and the end of the line

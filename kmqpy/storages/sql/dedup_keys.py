@@ -21,9 +21,15 @@ def cleans() -> bool:
     return random.random() * _CLEANED_EVERY < 1
 
 
-def put_new(cursor: Cursor, dialect: Dialect, parameters: Parameters, row: NewRow) -> list[int]:
-    """Put a row by one statement, if its key is new; else returns no id, and put_unique() must do it."""
-    return dialect.put(cursor, {**_keeping(parameters), "new_key": row.dedup}, [row])
+def are_distinct(rows: Sequence[NewRow]) -> bool:
+    """Whether all rows have keys, each another one."""
+    return len({row.dedup for row in rows} - {None}) == len(rows)
+
+
+def put_new(dialect: Dialect, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+    """Put rows by one statement; returns no ids, and put_unique() must do it, if a key was used before."""
+    keys = dialect.ids([row.dedup for row in rows if row.dedup is not None])
+    return dialect.put(cursor, {**_keeping(parameters), "new_keys": keys}, rows)
 
 
 def put_unique(

@@ -16,7 +16,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import cleans, put_new, put_unique
+from kmqpy.storages.sql.dedup_keys import are_distinct, cleans, put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -35,6 +35,7 @@ from kmqpy.storages.sql.groups import (
     look_grouped,
     pass_time_grouped,
     stranded_groups,
+    take_first,
     take_grouped,
     waiting_groups,
 )
@@ -214,9 +215,8 @@ class SqlEngine:
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
-        if is_unique and not cleaning and len(rows) == 1 and "put_new" in self._sql:
-            given = (self._dialect, parameters, rows[0])
-            ids = self._run(lambda cursor: put_new(cursor, *given), repeatable=False)
+        if is_unique and not cleaning and "put_new" in self._sql and are_distinct(rows):
+            ids = self._run(lambda cursor: put_new(self._dialect, cursor, parameters, rows), repeatable=False)
         ids = ids or self._run(put, several=several, repeatable=False)
         self._arrived(queue)
         return ids
@@ -462,7 +462,23 @@ class SqlEngine:
 
         syncs = is_several and "sync" in self._sql
         sync = partial(self._sync, parameters) if syncs else None
-        found: Picked = self._run(pick, several=is_several, then=sync)
+        first: Sequence[MessageRow] = ()
+        if queue.settings.in_groups and "take_first" in self._sql:
+            at_once = partial(
+                take_first, self._dialect, parameters={**parameters}, one_per_group=one_per_group
+            )
+            found: Picked = self._run(at_once, then=sync)
+            if len(found.rows) == limit:
+                return found
+            first, parameters["limit"] = found.rows, parameters["limit"] - len(found.rows)
+        try:
+            found = self._run(pick, several=is_several, then=sync)
+        except Unavailable:
+            if not first:
+                raise
+            return found  # they are taken: with an error nobody would have them
+        if first:  # not what is due, too: that is said of a take without rows
+            found = Picked([*first, *found.rows], first[0].since_ms, waiting=found.waiting)
         if found.waiting and "stranded" in self._sql:
             with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
                 self._show_stranded(queue, found.waiting)

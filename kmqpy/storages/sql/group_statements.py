@@ -26,22 +26,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def _first(column: str, state: int, alias: str) -> str:
+def _first(column: str, state: int) -> str:
     return (
         f"(SELECT f.{column} FROM {{messages}} AS f WHERE f.group_id = m.group_id AND {{of_group}} = {state} "
-        f"ORDER BY f.place LIMIT 1) AS {alias}"
+        "ORDER BY f.place LIMIT 1)"
+    )
+
+
+def _none_of_group(states: str, more: str) -> str:
+    """The condition that no row of the group is in one of these states: one scan of the index."""
+    return (
+        f"(SELECT 1 FROM {{messages}} AS f WHERE f.group_id = m.group_id "
+        f"AND {{of_group}} IN ({states}) {more} LIMIT 1) IS NULL"
     )
 
 
 # Each subquery looks at one entry of the index by group, state and place.
 _AROUND = ", ".join(
     (
-        _first("place", 0, "first_ready"),
-        _first("place", 1, "first_delayed"),
-        _first("id", 1, "delayed_id"),
-        _first("id", 2, "taken_id"),
-        _first("id", 3, "dead_id"),
-        _first("place", 4, "first_behind"),
+        _first("place", 0) + " AS first_ready",
+        _first("place", 1) + " AS first_delayed",
+        _first("id", 1) + " AS delayed_id",
+        _first("id", 2) + " AS taken_id",
+        _first("id", 3) + " AS dead_id",
+        _first("place", 4) + " AS first_behind",
     )
 )
 _NEXT = (
@@ -58,34 +66,35 @@ UNION ALL SELECT * FROM (SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELS
     FROM {messages} AS f WHERE group_id = :group_id AND {of_group} = 4 AND place > :after
     ORDER BY place LIMIT :limit) AS others"""
 _FOLLOWERS_OF_HEAD = (
-    _FOLLOWERS.replace(":group_id", "head.group_id")
-    .replace(":after", "head.place")
-    .replace(":limit", ":follow")
+    _FOLLOWERS.replace(":group_id", "m.group_id").replace(":after", "m.place").replace(":limit", ":follow")
 )
 # A take by one statement: of the first ready rows, those that wait for nothing, each with what may follow it
 # (:follow rows at most). Behind a row that somebody else has locked, nothing of its group is taken.
 _TAKE_FIRST = f"""WITH heads AS MATERIALIZED (
-    SELECT * FROM ({_PICK.replace(_NEXT, "NULL")}) AS seen
-    WHERE group_id IS NULL OR (
-        taken_id IS NULL AND (dead_id IS NULL OR :holds = 0) AND first_ready = place
-        AND coalesce(first_delayed > place, true) AND coalesce(first_behind > place, true)
-    )
+    SELECT id, place, group_id FROM (
+        SELECT id, place, group_id FROM {{messages}}
+        WHERE queue = :queue AND state = 0 AND minus_priority = 0 AND {{nothing_due}}
+        ORDER BY minus_priority, place LIMIT :limit
+    ) AS m WHERE group_id IS NULL OR ({_none_of_group("2, 2 + :holds", "")}
+        AND {_none_of_group("0, 1, 4", "AND f.place < m.place")})
 ), wanted AS MATERIALIZED (
-    SELECT head.place AS head, one.* FROM heads AS head CROSS JOIN LATERAL (
-        SELECT head.id, head.place, 0 AS is_delayed
+    SELECT m.place AS head, one.* FROM heads AS m CROSS JOIN LATERAL (
+        SELECT m.id, m.place, 0 AS is_delayed
         UNION ALL SELECT * FROM (SELECT * FROM (
             {_FOLLOWERS_OF_HEAD}
-        ) AS found WHERE coalesce(place < head.first_delayed, true) ORDER BY place LIMIT :follow) AS ordered
+        ) AS found WHERE coalesce(place < {_first("place", 1)}, true) ORDER BY place LIMIT :follow) AS ordered
     ) AS one LIMIT :limit
 ), locked AS MATERIALIZED (
     SELECT id FROM {{messages}} WHERE id = ANY (ARRAY(SELECT id FROM wanted)) AND state + 0 IN (0, 4)
     FOR UPDATE SKIP LOCKED
-), judged AS (
-    SELECT wanted.id, bool_and(locked.id IS NOT NULL AND is_delayed = 0)
-        OVER (PARTITION BY head ORDER BY wanted.place) AS is_free
-    FROM wanted LEFT JOIN locked ON locked.id = wanted.id
+), stopped AS MATERIALIZED (
+    SELECT head, min(place) AS place FROM wanted
+    WHERE is_delayed = 1 OR id NOT IN (SELECT id FROM locked) GROUP BY head
 )
-UPDATE {{messages}} SET {{take}} WHERE id = ANY (ARRAY(SELECT id FROM judged WHERE is_free))
+UPDATE {{messages}} SET {{take}} WHERE id = ANY (ARRAY(
+    SELECT id FROM wanted LEFT JOIN stopped ON stopped.head = wanted.head
+    WHERE stopped.head IS NULL OR wanted.place < stopped.place
+))
 RETURNING {{columns}}"""
 _LOOK = """SELECT id, place, minus_priority, group_id FROM {messages} WHERE queue = :queue AND state = 0
 ORDER BY minus_priority, place LIMIT :limit{lock_some}"""
@@ -98,6 +107,8 @@ def _of_given(column: str, state: int) -> str:
     )
 
 
+# By id: for a column that the index lacks, MariaDB may read the whole index in its order.
+_SHOWN_RANK = f"(SELECT r.minus_priority FROM {{messages}} AS r WHERE r.id = {_of_given('id', 0)})"
 _FIRST_BEHIND = (
     "(SELECT f.id FROM {messages} AS f WHERE f.group_id = given.group_id AND {of_group} = 4 "
     "ORDER BY f.place LIMIT 1{lock_some})"
@@ -121,7 +132,7 @@ WHERE queue = :queue AND {not_ready}state = 2 AND group_id + 0 IS NOT NULL""",
     "group_states": f"""SELECT given.group_id,
     (SELECT count(*) FROM {{messages}} AS f WHERE f.group_id = given.group_id AND {{of_group}} = 2) AS taken,
     {_of_given("id", 2)} AS taken_id, {_of_given("id", 0)} AS shown_id,
-    {_of_given("place", 0)} AS shown_place, {_of_given("minus_priority", 0)} AS shown_rank,
+    {_of_given("place", 0)} AS shown_place, {_SHOWN_RANK} AS shown_rank,
     {_of_given("id", 4)} AS behind_id, {_of_given("place", 4)} AS behind_place
 FROM {{given_groups}}""",
     "in_flight": """SELECT count(*) FROM (

@@ -172,16 +172,8 @@ def take_grouped(
     now = None if "take_chosen" in sql else situation(cursor, sql, parameters)
     if now is not None and now.is_due and not late:
         return now
-    rows: list[MessageRow] = []
-    if "take_first" in sql:
-        limit = min(parameters["limit"], _MOST_PICKED)
-        follow_limit = 0 if one_per_group else limit - 1
-        cursor.execute(sql["take_first"], {**parameters, "after": -1, "limit": limit, "follow": follow_limit})
-        rows = message_rows(cursor.fetchall())
-        if len(rows) == parameters["limit"]:
-            return Picked(rows, rows[0].since_ms)
     follow = partial(_followers, dialect, cursor)
-    take = _Take(parameters["limit"] - len(rows), bool(parameters["holds"]), one_per_group, follow)
+    take = _Take(parameters["limit"], bool(parameters["holds"]), one_per_group, follow)
     after, size, looked = -1, min(take.limit, _MOST_PICKED), 0
     is_end = False
     while take.room and looked < CHUNK and not is_end:
@@ -194,7 +186,7 @@ def take_grouped(
         looked += len(found)
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
-    rows += _take_rows(dialect, cursor, parameters, take.chosen, now)
+    rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
     _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
@@ -202,6 +194,18 @@ def take_grouped(
         unseen = now.has_ready and not late  # what was due may have become ready since it looked
         return now._replace(has_ready=healed > 0 or not is_end or unseen, waiting=sorted(take.late))
     return Picked(rows, rows[0].since_ms, waiting=sorted(take.late))
+
+
+def take_first(dialect: Dialect, cursor: Cursor, parameters: Parameters, *, one_per_group: bool) -> Picked:
+    """Take the first rows that wait for nothing, in a transaction of its own; take_grouped() finds others.
+
+    There are fewer than :limit also if others must wait, which only that changes.
+    """
+    limit = min(parameters["limit"], _MOST_PICKED)
+    given = {**parameters, "limit": limit, "follow": 0 if one_per_group else limit - 1}
+    found = cursor.transact((dialect.sql["take_turn"], parameters), (dialect.sql["take_first"], given))
+    rows = message_rows(found)
+    return Picked(rows, rows[0].since_ms if rows else 0)
 
 
 def stranded_groups(

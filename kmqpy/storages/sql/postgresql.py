@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -63,11 +64,29 @@ class _CursorPerStatement:
 
     def execute(self, statement: str, parameters: Parameters | None = None) -> None:
         self.free_result()
-        cursor = self._cursors.get(statement)
-        if cursor is None:
-            cursor = self._cursors[statement] = self._new() if self._cursors else self._current
-        self._current = cursor
-        cursor.execute(statement, parameters)
+        self._current = self._for(statement)
+        self._current.execute(statement, parameters)
+
+    def transact(self, *statements: tuple[str, Parameters]) -> Any:
+        """Execute statements as one transaction; returns the rows of the last one.
+
+        They are sent at once: others who wait for a lock that one takes do not wait for this client.
+        """
+        self.free_result()
+        cursors = [self._for(statement) for statement, _ in statements]
+        is_at_once = psycopg.Pipeline.is_supported()
+        try:
+            with self._connection.pipeline() if is_at_once else nullcontext():
+                self._for("BEGIN").execute("BEGIN")
+                for cursor, given in zip(cursors, statements, strict=True):
+                    cursor.execute(*given)
+                self._for("COMMIT").execute("COMMIT")
+        except psycopg.Error:
+            with suppress(psycopg.Error):  # fails on a broken connection; the first error counts
+                self._connection.rollback()
+            raise
+        self._current = cursors[-1]
+        return self._current.fetchall()
 
     def fetchone(self) -> Any:
         return self._current.fetchone()
@@ -88,6 +107,12 @@ class _CursorPerStatement:
     def close(self) -> None:
         for cursor in (self._current, *self._cursors.values()):
             cursor.close()
+
+    def _for(self, statement: str) -> Cursor:
+        cursor = self._cursors.get(statement)
+        if cursor is None:
+            cursor = self._cursors[statement] = self._new() if self._cursors else self._current
+        return cursor
 
     def _new(self) -> Cursor:
         # Not connection.cursor(): the application may have set a factory of cursors that can do less.
@@ -270,23 +295,26 @@ class PostgreSql(ServerDialect):
         groups = [row.group for row in rows] if any(row.group for row in rows) else None
         numbers = groups and parameters["in_groups"]
         name = "put" if ids is None else "put_numbered"
-        cursor.execute(
-            self.sql["put_new" if "new_key" in parameters else name],
-            {
-                **parameters,
-                "ids": ids and _array(ids),
-                "bodies": bodies,
-                "keys": keys,
-                "headers": headers,
-                "delays": delays,
-                "priorities": priorities,
-                "digests": digests,
-                "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
-                "groups": groups,
-                "behind": is_behind(parameters, rows) if numbers else None,
-            },
-        )
-        return [one for (one,) in cursor.fetchall()]
+        name = "put_new" if "new_keys" in parameters else name
+        with suppress(psycopg.errors.UniqueViolation) if name == "put_new" else nullcontext():
+            cursor.execute(
+                self.sql[name],
+                {
+                    **parameters,
+                    "ids": ids and _array(ids),
+                    "bodies": bodies,
+                    "keys": keys,
+                    "headers": headers,
+                    "delays": delays,
+                    "priorities": priorities,
+                    "digests": digests,
+                    "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
+                    "groups": groups,
+                    "behind": is_behind(parameters, rows) if numbers else None,
+                },
+            )
+            return [one for (one,) in cursor.fetchall()]
+        return []
 
     def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
         """See Dialect."""

@@ -270,14 +270,27 @@ CROSS JOIN (
     ORDER BY number
 ) AS new
 RETURNING id"""
-# Of a key that was used before, not even the message is put: put_unique() knows more.
-_CLAIM = """WITH claimed AS (
+# Puts nothing if a key was used before: put_unique() knows more. If another put stores one meanwhile, this
+# violates the primary key, since ON CONFLICT would cost more.
+_NEW_KEYS = """WITH new AS MATERIALIZED ({new}), claimed AS (
     INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
-    SELECT id, :new_key, nextval('{numbers}'), {now} + :window_ms
-    FROM {queues} WHERE id = :queue FOR KEY SHARE
-    ON CONFLICT (queue, dedup_key) DO NOTHING RETURNING message
+    SELECT queue.id, new.dedup_key, new.id, {now} + :window_ms
+    FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue CROSS JOIN new
+    WHERE NOT EXISTS (
+        SELECT 1 FROM {dedup} WHERE queue = :queue AND dedup_key = ANY (CAST(:new_keys AS text[]))
+    )
+    ORDER BY new.dedup_key RETURNING message
 )
 """
+
+
+def _put_new() -> str:
+    before, new, after = re.split(r"CROSS JOIN \((.*)\) AS new", _PUT, flags=re.DOTALL)
+    new = new.replace("unnest(", "unnest(CAST(:new_keys AS text[]),").replace("given(", "given(dedup_key,")
+    are_new = "WHERE EXISTS (SELECT 1 FROM claimed)"
+    return f"{_NEW_KEYS.replace('{new}', new)}{before}CROSS JOIN new {are_new}{after}"
+
+
 _NO_SYNC = "set_config('synchronous_commit', 'off', true)"
 _POSTGRESQL = {
     "read_some": _read_some("md5"),
@@ -290,10 +303,7 @@ ON CONFLICT (name) DO NOTHING""",
     "put_numbered": _PUT.replace("nextval('{numbers}') AS id, given.*", "given.*")
     .replace("unnest(", "unnest(CAST(:ids AS bigint[]),")
     .replace("AS given(", "AS given(id,"),
-    "put_new": _CLAIM
-    + _PUT.replace("nextval('{numbers}') AS id", "(SELECT message FROM claimed) AS id").replace(
-        "FROM (SELECT", "FROM claimed CROSS JOIN (SELECT"
-    ),
+    "put_new": _put_new(),
     "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(
     SELECT id {_NEXT_READY} FOR UPDATE SKIP LOCKED
 )) RETURNING {COLUMNS}""",

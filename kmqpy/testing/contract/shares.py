@@ -111,6 +111,26 @@ def test_many_of_a_group_in_one_take_are_no_noise_beside_many_others(shared: Mak
     assert _bodies(_take(queue, 1)) == ["a35"]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"fair": True}, {"fair": True, "fair_by": "noise"}, {"fair": True, "max_in_flight_per_group": 35}],
+)
+def test_a_backlog_that_keeps_the_takers_busy_delays_no_other_group(
+    shared: MakeQueue, settings: dict[str, Any]
+) -> None:
+    queue = shared(**settings)
+    _send(queue, *(f"a{number}" for number in range(100)))
+    busy = [one for _ in range(35) for one in _take(queue)]
+    for number in range(20):
+        _send(queue, f"b{number}", f"c{number}")
+        queue.ack(busy.pop(0), confirmed=True)
+        quiet = [_take(queue)[0], _take(queue)[0]]
+        assert sorted(_bodies(quiet)) == [f"b{number}", f"c{number}"]
+        queue.ack(quiet, confirmed=True)
+        busy += _take(queue)
+        assert busy[-1].group == "a"
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_of_a_group_as_many_are_in_flight_as_may_be(
     kmq_target: Target,

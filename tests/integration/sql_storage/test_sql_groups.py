@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+import psycopg
 import pytest
 from sql_support import Place
 from sqlalchemy import text
@@ -197,6 +198,35 @@ def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
         (first,) = queue.receive(1, wait=0, lease=0.5)
         (again,) = queue.receive(1, wait=10, lease=60)
     assert (first.body, again.body) == (b"2", b"1")
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("pipelines", [False, True])
+def test_what_a_take_has_found_is_returned_if_it_can_not_look_for_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch, pipelines: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise Unavailable("the server has just ended")
+
+    monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: pipelines)
+    with storage_for(place.url) as storage:
+        storage.create("q", order="group")
+        queue = storage.open("q")
+        queue.send_many([OutgoingMessage(f"{group}{at}", group=group) for at in range(2) for group in "ab"])
+        monkeypatch.setattr(engine, "take_grouped", fail)
+        found = queue.receive(9, wait=0)
+        assert [one.body for one in found] == [b"a0", b"b0", b"a1", b"b1"]
+        with pytest.raises(Unavailable):
+            queue.receive(9, wait=0)
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_what_somebody_has_locked_keeps_no_other_from_being_handed_out(place: Place, grouped: Queue) -> None:
+    with place.application.connect() as connection:
+        messages = place.names.tables["messages"]
+        connection.execute(text(f"SELECT id FROM {messages} WHERE group_name = 'b' FOR UPDATE"))
+        assert taken(grouped, 9) == ["a1", "a2", "a3", "a4"]
+    assert taken(grouped, 9) == ["b1", "b2"]
 
 
 def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""The plans by which PostgreSQL executes the statements: none reads a whole table, whatever it was before."""
+"""The plans by which databases execute statements: none reads a whole table, whatever it was before."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,7 +7,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import sqlalchemy
 
+from kmqpy.message import OutgoingMessage
 from kmqpy.queue import storage_for
 from kmqpy.storages.sql.postgresql import SESSION
 from kmqpy.storages.sql.statements import Names, statements
@@ -77,3 +79,21 @@ def test_postgresql_finds_messages_by_an_index(used: tuple[Names, psycopg.Connec
         assert any(one["Index Name"].endswith("_digest") for one in found), found
     if name in BY_ID:
         assert "id = ANY" in found[-1]["Index Cond"], found
+
+
+def test_mariadb_reads_of_the_index_of_groups_what_it_needs(database_url: Callable[[str], str]) -> None:
+    """Also when the statistics say that a group has many messages: those of an empty table do."""
+    url = database_url("mariadb")
+    names = Names(prefix=f"t{uuid4().hex[:12]}_")
+    tables = names.tables.copy()
+    with storage_for(f"{url}?prefix={names.prefix}") as storage:
+        storage.create("q", fair=True)
+        storage.open("q").send_many([OutgoingMessage("x", group="g")] * 3000)
+    engine = sqlalchemy.create_engine(sqlalchemy.make_url(url).set(drivername="mysql+pymysql"))
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"ANALYZE TABLE {tables['messages']}")
+        text = statements("mariadb", names)["group_states"]
+        plan = connection.exec_driver_sql(f"EXPLAIN {text}", {"listed": "[1, 2, 3]"}).mappings().all()
+        connection.exec_driver_sql(f"DROP SEQUENCE {tables.pop('numbers')}")
+        connection.exec_driver_sql(f"DROP TABLE {', '.join(tables.values())}")
+    assert {one["type"] for one in plan} == {"ALL", "ref", "eq_ref"}, plan  # ALL: of those that are given
