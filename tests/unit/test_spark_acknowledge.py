@@ -10,7 +10,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.spark import acknowledge
+from kmqpy.spark import lanes
 from kmqpy.spark.acknowledge import Acknowledger
 from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.report import BatchReport
@@ -41,7 +41,7 @@ class Kafka:
 @pytest.fixture
 def servers(monkeypatch):
     servers = Kafka()
-    monkeypatch.setattr(acknowledge, "MarkerWriter", lambda *_, **__: servers)
+    monkeypatch.setattr(lanes, "MarkerWriter", lambda *_, **__: servers)
     monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: servers)
     return servers
 
@@ -51,7 +51,7 @@ def listener(servers, monkeypatch):
     monkeypatch.setattr(LeftoverMessages, "spare", lambda _, failure: servers.spared.append(failure))
     streams = SimpleNamespace(addListener=lambda _: None, removeListener=servers.removed.append, active=[])
     spark = SimpleNamespace(streams=streams)
-    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), TopicIds("Q", "M"))
+    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), {"q": TopicIds("Q", "M")})
     made.watch("one")
     made.watch("another")
     return made
