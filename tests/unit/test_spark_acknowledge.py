@@ -9,6 +9,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import CurrentSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark import lanes
 from kmqpy.spark.acknowledge import Acknowledger
@@ -133,3 +134,16 @@ def test_a_refusal_that_was_told_is_not_told_again(listener, servers):
         listener.wait_for_end("first")
     listener.close()
     assert servers.removed == [listener]
+
+
+def test_a_query_tells_once_that_the_queue_has_got_other_lanes(listener, monkeypatch, caplog):
+    def recent(current):
+        current.value = QueueSettings(name="q", retry_lane=True)
+        return current.value
+
+    monkeypatch.setattr(CurrentSettings, "recent", recent)
+    listener.onQueryProgress(progress("first", one=1))
+    listener.onQueryProgress(progress("first", one=2))
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "the lanes of the queue have changed"
+    ]

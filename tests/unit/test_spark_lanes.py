@@ -1,7 +1,10 @@
 """Equal partitions and offsets of two lanes stay apart. No Spark session, no servers."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.message_headers import FirstPlace
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -118,3 +121,23 @@ def test_a_message_that_failed_is_remembered_by_the_lane_of_its_first_record(mon
 def test_a_backlog_leaves_the_other_lanes_their_part_of_a_micro_batch(there, ends):
     found = source._limited({number: (0, end) for number, end in there.items()}, 100)
     assert {number: end for number, (_, end) in found.items()} == ends
+
+
+def test_a_position_of_the_source_is_of_lanes_that_are_still_the_same():
+    def topics(**ids):
+        return {
+            base_of(name, QUEUE): SimpleNamespace(queue=SimpleNamespace(name=name, topic_id=topic_id))
+            for name, topic_id in ids.items()
+        }
+
+    options = source._Options(queue=QUEUE, connection=KafkaConnection(), start="earliest", max_rows=None)
+    reader = source._StreamReader(options)
+    now = topics(q="A", q__retry="B")
+    position = reader._position(now, {0: 5, RETRY: 7})
+    assert position["lanes"] == {"q__retry": "B"}
+    assert reader._offsets(position, now) == {0: 5, RETRY: 7}
+    removed = {**position, "offsets": {"0": 5, "900000000": 7}, "lanes": {"q__priority9": "C"}}
+    assert reader._offsets(removed, now) == {0: 5}
+    assert reader._offsets({"queue": "q", "topic_id": "A", "offsets": {"0": 5}}, now) == {0: 5}
+    with pytest.raises(ConfigError, match="another topic named 'q__retry', which was deleted since"):
+        reader._offsets(position, topics(q="A", q__retry="D"))
