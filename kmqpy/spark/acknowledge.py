@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
+from kmqpy.kafka.client.marker_writer import Item
 from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.markers import codec
@@ -28,10 +28,12 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import CurrentSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark.checkpoint import cause, error_line
 from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
+from kmqpy.spark.lanes import Lanes, LaneWriter
 from kmqpy.spark.report import REPORTS, merged
 from kmqpy.spark.take import FAILURES, failed_messages
 
@@ -74,15 +76,16 @@ class SkippedMessages:
         self._connection = connection
         self._queue = queue
         self._partitions = partitions
-        self._lows: Mapping[int, int] = {}
-        self._told: dict[int, int] = {}
+        self._lows: dict[str, Mapping[int, int]] = {}
+        self._told: dict[tuple[str, int], int] = {}
         self._on_skipped = on_skipped
 
     def look(self) -> None:
         """Read where each partition's log begins; without an answer, what was known stays."""
-        with contextlib.suppress(KmqError):
-            found = partition_reader.bounds(self._connection, self._queue.name, range(self._partitions))
-            self._lows = {partition: low for partition, (low, _) in found.items()}
+        for _, lane in Lanes(self._queue).bases():
+            with contextlib.suppress(KmqError):
+                found = partition_reader.bounds(self._connection, lane.name, range(self._partitions))
+                self._lows[lane.name] = {partition: low for partition, (low, _) in found.items()}
 
     def report(self, sources: Iterable[Any]) -> None:
         """Log what a micro-batch has skipped, call `on_skipped`, and look at the log for the next one.
@@ -90,27 +93,28 @@ class SkippedMessages:
         sources  of the progress of the micro-batch; format("kmq") tells by itself what it skips
         """
         for source in sources:
-            for partition, start in _offsets(source.startOffset, self._queue.name).items():
-                low, start = self._lows.get(partition, 0), max(start, self._told.get(partition, 0))
+            for topic, partition, start in _offsets(source.startOffset, self._lows):
+                low = self._lows[topic].get(partition, 0)
+                start = max(start, self._told.get((topic, partition), 0))
                 if low <= start:
                     continue
-                self._told[partition] = low
+                self._told[topic, partition] = low
                 _log.error(
                     "messages were deleted before they were read",
-                    extra={"queue": self._queue.name, "partition": partition, "from": start, "to": low},
+                    extra={"queue": topic, "partition": partition, "from": start, "to": low},
                 )
                 if self._on_skipped is not None:
                     self._on_skipped(low - start)
         self.look()
 
 
-def _offsets(position: str | None, topic: str) -> dict[int, int]:
-    """The offsets in a position of Spark's Kafka source; none in positions of other sources."""
+def _offsets(position: str | None, topics: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Topic, partition and offset in a position of Spark's Kafka source; none in those of other sources."""
     try:
-        found = json.loads(position or "{}").get(topic, {})
-        return {int(partition): int(offset) for partition, offset in found.items()}
+        found = json.loads(position or "{}")
+        return [(one, int(p), int(offset)) for one in topics for p, offset in found.get(one, {}).items()]
     except (ValueError, TypeError, AttributeError):
-        return {}
+        return []
 
 
 class Acknowledger(StreamingQueryListener):
@@ -125,7 +129,7 @@ class Acknowledger(StreamingQueryListener):
         spark: SparkSession,
         queue: QueueSettings,
         connection: KafkaConnection,
-        ids: TopicIds,
+        ids: Mapping[str, TopicIds],
         skipped: SkippedMessages | None = None,
     ) -> None:
         self._spark = spark
@@ -146,7 +150,9 @@ class Acknowledger(StreamingQueryListener):
         self._refused: dict[str, ConfigError] = {}
         """Runs whose messages are not acknowledged, each with the error that says why."""
         self._changed = threading.Condition()
-        self._writer = MarkerWriter(connection, queue)
+        self._lanes = Lanes(queue)
+        self._current = CurrentSettings(queue, connection)
+        self._writer = LaneWriter(connection, queue)
         self.leftovers = LeftoverMessages(queue, connection, self._writer)
         self._committer = self._new_committer()
         self._committed_up_to: dict[int, int] = {}
@@ -231,6 +237,7 @@ class Acknowledger(StreamingQueryListener):
                     for place, one in failed_messages(metric.get(FAILURES) or ()).items():
                         failures[place] = self._policies[name].given_back(one.reason, one.attempts)
             self._acknowledge(reports, failures)
+            self._look_at_lanes()
         except Exception:  # messages that were not acknowledged are redelivered
             _log.exception("acknowledging failed", extra={"queue": self._queue.name})
 
@@ -253,6 +260,15 @@ class Acknowledger(StreamingQueryListener):
             self._changed.notify_all()
 
     # --------------------------------------------------------------------------------------------------
+
+    def _look_at_lanes(self) -> None:
+        """Log an error if the queue has other lanes than this query reads; once for each change."""
+        before = self._current.value
+        if (now := self._current.recent()).lane_names != before.lane_names:
+            _log.error(
+                "the lanes of the queue have changed; start the query again, with a new KmqSpark",
+                extra={"queue": self._queue.name, "lanes": now.lane_names},
+            )
 
     def _may_acknowledge(self, name: str, run_id: str) -> bool:
         """Return True if the run is the first of the running ones that has reported this metric."""
@@ -323,15 +339,15 @@ class Acknowledger(StreamingQueryListener):
 
     def _commit(self, next_: Mapping[int, Place]) -> None:
         """Commit how far the queue was taken: the next reader starts there (rule R10 of docs/rules.md)."""
-        places = [
-            TopicPartition(
-                self._queue.name, partition, offset, commit_metadata(Commit(offset, at), self._ids)
-            )
-            for partition, (offset, at) in next_.items()
-            if offset > self._committed_up_to.get(partition, -1)
-        ]
-        if not places:
+        known = self._committed_up_to
+        new = {number: place for number, place in next_.items() if place[0] > known.get(number, -1)}
+        if not new:
             return
+        places = []
+        for number, (offset, at) in new.items():
+            lane, partition = self._lanes.place(number)
+            metadata = commit_metadata(Commit(offset, at), self._ids[lane.name])
+            places.append(TopicPartition(lane.name, partition, offset, metadata))
         try:
             self._committer.commit(offsets=places, asynchronous=False)
         except KafkaException as exception:
@@ -343,7 +359,7 @@ class Acknowledger(StreamingQueryListener):
                 extra={"group": self._queue.consumer_group, "error": error.name() if error else "unknown"},
             )
             return
-        self._committed_up_to.update({place.partition: place.offset for place in places})
+        self._committed_up_to.update({number: offset for number, (offset, _) in new.items()})
 
 
 def _refusal(progress: StreamingQueryProgress) -> ConfigError | None:

@@ -22,22 +22,28 @@ _LOST_TASK_PREFIX = re.compile(r"^.*most recent failure: Lost task .*?\): (?=.)"
 _JAVA_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 
 
-def bind_checkpoint(session: SparkSession, checkpoint: str, queue: str, topic_id: str) -> None:
+def bind_checkpoint(
+    session: SparkSession, checkpoint: str, queue: str, topic_id: str, queue_name: str = ""
+) -> None:
     """Note in a checkpoint that it belongs to this queue; raises ConfigError if it belongs to another.
 
     The offsets in a checkpoint mean other messages in any other topic, even in a recreated one.
+
+    queue_name  if `queue` is the name of a lane: that of the queue. Each lane has a note of its own
     """
     if not isinstance(checkpoint, str) or not checkpoint.strip("/ "):
         raise ConfigError(f"checkpoint: invalid folder {checkpoint!r}: name a folder for it alone")
     own = {"queue": queue, "topic_id": topic_id}
-    noted = _noted(session, checkpoint, "kmq", "json", own)
+    ending = queue.removeprefix(queue_name or queue)
+    noted = _noted(session, checkpoint, f"kmq{ending}", "json", own)
     if noted == own:
         return
     whose = f"of queue {noted['queue']!r}, not of {queue!r}"
     if noted["queue"] is None:
         whose = "of an unknown queue: its file 'kmq' can't be read"
     elif noted["queue"] == queue:
-        whose = f"of a queue {queue!r} whose topics have been deleted and recreated since"
+        what = "lane" if ending else "queue"
+        whose = f"of a {what} {queue!r} whose topics have been deleted and recreated since"
     raise ConfigError(f"checkpoint: {checkpoint} is {whose}; name another folder")
 
 

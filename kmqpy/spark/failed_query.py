@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,6 @@ from functools import cache
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.codec import Op
@@ -32,6 +31,7 @@ from kmqpy.spark import isolation
 from kmqpy.spark.checkpoint import RememberedFailures
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.isolation import FAILED_PREFIX
+from kmqpy.spark.lanes import Lanes, LaneWriter, base_of
 from kmqpy.spark.taker import read_taken
 from kmqpy.worker.outcome import shortened
 
@@ -62,8 +62,9 @@ class LeftoverMessages:
     The methods raise Unavailable.
     """
 
-    def __init__(self, queue: QueueSettings, connection: KafkaConnection, writer: MarkerWriter) -> None:
+    def __init__(self, queue: QueueSettings, connection: KafkaConnection, writer: LaneWriter) -> None:
         self._queue = queue
+        self._lanes = Lanes(queue)
         self._connection = connection
         self._writer = writer
 
@@ -107,10 +108,8 @@ class LeftoverMessages:
             return
         found: dict[Place, Headers] = {}
         if len(failed) <= isolation.MAX_REMEMBERED_BATCH:
-            records = partition_reader.read_at(self._connection, self._queue.name, failed)
-            found = {place: message_headers(records[place]) if place in records else () for place in failed}
-        firsts = {place: first_place(headers) for place, headers in found.items()}
-        first_copies = {place: (one.partition, one.number) if one else place for place, one in firsts.items()}
+            found = self._read_headers(failed)
+        first_copies = {place: self._first_copy(headers) or place for place, headers in found.items()}
         before = remembered.load()
         memory = isolation.remember(first_copies.values(), left.progress, before)
         if memory != before:
@@ -147,19 +146,42 @@ class LeftoverMessages:
                 f"markers topic {self._queue.markers_topic}: {left} nacks are not confirmed yet"
             )
 
+    def _read_headers(self, places: Iterable[Place]) -> dict[Place, Headers]:
+        """The headers of these messages, none of those that are gone."""
+        found: dict[Place, Headers] = dict.fromkeys(places, ())
+        of_lanes: dict[int, list[Place]] = {}
+        for number, offset in found:
+            _, partition = self._lanes.place(number)
+            of_lanes.setdefault(number - partition, []).append((partition, offset))
+        for base, lane in self._lanes.bases():
+            if wanted := of_lanes.get(base):
+                records = partition_reader.read_at(self._connection, lane.name, wanted)
+                found |= {(base + p, offset): message_headers(one) for (p, offset), one in records.items()}
+        return found
+
+    def _first_copy(self, headers: Headers) -> Place | None:
+        """The place of the first copy of a message, by its headers."""
+        one = first_place(headers)
+        if one is None:
+            return None
+        lane = f"{self._queue.queue_name}__{one.lane}" if one.lane else self._queue.queue_name
+        return (base_of(lane, self._queue) or 0) + one.partition, one.number
+
     def _read_leftovers(self) -> _Leftovers:
-        topics = Topics(self._connection).check(self._queue)
-        commits = group_commits(self._connection, self._queue, range(topics.partitions), topics.ids)
         taken: dict[Place, Entry] = {}
         now_ms: dict[int, int] = {}
-        with closing(RepeatedReader(self._connection, self._queue.markers_topic)) as markers:
-            for partition in range(topics.partitions):
-                commit = commits.get(partition, Commit(0, 0))
-                first, at = commit.offset, commit.markers_offset or 0
-                found = read_taken(self._queue, self._connection, markers, partition, first, at)
-                for entry in found.state:
-                    if entry.state is EntryState.LEASED and entry.offset >= first:
-                        taken[partition, entry.offset] = entry
-                now_ms[partition] = found.now_ms
-        progress = sum(commit.offset for commit in commits.values())
+        progress = 0
+        for base, lane in self._lanes.bases():
+            topics = Topics(self._connection).check(lane)
+            commits = group_commits(self._connection, lane, range(topics.partitions), topics.ids)
+            with closing(RepeatedReader(self._connection, lane.markers_topic)) as markers:
+                for partition in range(topics.partitions):
+                    commit = commits.get(partition, Commit(0, 0))
+                    first, at = commit.offset, commit.markers_offset or 0
+                    found = read_taken(lane, self._connection, markers, partition, first, at)
+                    for entry in found.state:
+                        if entry.state is EntryState.LEASED and entry.offset >= first:
+                            taken[base + partition, entry.offset] = entry
+                    now_ms[base + partition] = found.now_ms
+            progress += sum(commit.offset for commit in commits.values())
         return _Leftovers(taken=taken, now_ms=now_ms, progress=progress)

@@ -20,12 +20,12 @@ from kmqpy.kafka.markers.codec import runs_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.spark.report import BatchReport
-from kmqpy.spark.taker import TakenBefore, Taker
+from kmqpy.spark.taker import AnyTaker, TakenBefore
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The partition and offset of each row of a batch, as two arrays of numpy."""
+    """The numbered partition (see kmqpy.spark.lanes) and offset of each row, as two arrays of numpy."""
 
     partitions: Any
     offsets: Any
@@ -100,7 +100,7 @@ class HandedOut:
 class Handout:
     """Takes the messages of one task; with `withholds_deadly`, none that is deadly (see SortedOut)."""
 
-    def __init__(self, taker: Taker, lease_ms: int, *, withholds_deadly: bool) -> None:
+    def __init__(self, taker: AnyTaker, lease_ms: int, *, withholds_deadly: bool) -> None:
         self._taker = taker
         self._lease_ms = lease_ms
         self._withholds_deadly = withholds_deadly

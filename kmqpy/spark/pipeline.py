@@ -23,7 +23,7 @@ from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, KmqError, Unfinished
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.entry import EntryState
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings import RETRY_SUFFIX, KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
 from kmqpy.spark.acknowledge import OnSkipped
@@ -34,7 +34,6 @@ from kmqpy.spark.process import (
     DEFAULT_LEASE_S,
     MAX_OFFSETS_PER_TRIGGER,
     NEEDED_COLUMNS,
-    check_one_lane,
     parse_schema,
 )
 from kmqpy.spark.queue import KmqSpark
@@ -174,7 +173,6 @@ def run_pipeline(
 
     Raises:
         ConfigError: The schema is invalid, or the sink can't hold its rows.
-        NotSupported: The queue has lanes.
         Unfinished: With `drain`, the counts of the queue have not changed for two minutes.
     """
     fields, trigger_ms = parse_schema(spark, schema), duration_ms(trigger, "trigger")
@@ -183,9 +181,11 @@ def run_pipeline(
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
     with portable(spark), KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
-        check_one_lane(kmq.queue)
         target.check(spark, wanted)
-        target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
+        for lane in reversed(kmq.queue.lanes()):  # the main lane first
+            ending = lane.name.removeprefix(kmq.queue.name)
+            if ending != RETRY_SUFFIX:  # no message is sent first to the retry lane
+                target.bind(lane.name, Topics(connection).check(lane).ids.queue, ending)
         run: str | None = None
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
@@ -231,7 +231,7 @@ def written(spark: SparkSession, sink: Sink, schema: str, connection: KafkaConne
 def dead_letters(connection: KafkaConnection, queue: QueueSettings) -> int:
     """Count the dead letters of the queue, and the messages that a tracker is about to dead-letter."""
     there = stats.queue_stats(connection, queue).dead_letters
-    in_flight = stats.open_entries(connection, queue).values()
+    in_flight = [one for lane in queue.lanes() for one in stats.open_entries(connection, lane).values()]
     return there + sum(entry.state is EntryState.DEAD for one in in_flight for entry in one.in_order())
 
 

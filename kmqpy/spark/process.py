@@ -21,17 +21,18 @@ from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
-from kmqpy.errors import ConfigError, NotSupported
-from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import check_topics
-from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.spark.acknowledge import Acknowledger, OnSkipped, SkippedMessages
 from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import DEFAULT_BACKOFF, FailurePolicy
 from kmqpy.spark.functions import FrameFunction, RowFunction
-from kmqpy.spark.records import check_options, committed_starts, own_partition, stream_topic
+from kmqpy.spark.lanes import Lanes, numbered_partition, original_partition
+from kmqpy.spark.records import check_options, committed_starts, stream_topics
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.session import enlarge_arrow_batches
 from kmqpy.spark.source import MAX_ATTEMPTS
@@ -66,15 +67,6 @@ def parse_schema(spark: SparkSession, schema: StructType | str) -> StructType:
             f"schema: invalid schema {schema!r}: write it like 'id long, total double' ({error_line(error)})"
         ) from None
     return found
-
-
-def check_one_lane(queue: QueueSettings) -> None:
-    """Raise NotSupported if this is a queue with lanes, each of which needs a query of its own."""
-    if queue.has_lanes and queue.lane_of is None:
-        raise NotSupported(
-            f"queue: {queue.name!r} has lanes, and a query reads one; make a KmqSpark for each of "
-            "QueueSettings.lanes_apart()"
-        )
 
 
 class Processing:
@@ -117,6 +109,9 @@ class Processing:
         far, this one included), original_partition and original_offset (where the message was first sent:
         together they identify a message across redeliveries), deliver_at_ms (not to be delivered before).
 
+        The stream has all lanes that the queue has when KmqSpark is made; original_partition says the lane,
+        too, see kmqpy.spark.lanes.
+
         A query goes on behind messages that Kafka has deleted before it has read them (a purge, retention),
         and logs an error that says which. The option failOnDataLoss="true" has it fail instead.
 
@@ -128,9 +123,7 @@ class Processing:
 
         Raises:
             ConfigError: An argument is invalid.
-            NotSupported: The queue has lanes.
         """
-        check_one_lane(self.queue)
         if start not in get_args(Start):
             raise ConfigError(f"start: unknown value {start!r}: use {', '.join(get_args(Start))}")
         check_options(options)
@@ -141,10 +134,14 @@ class Processing:
             given["maxOffsetsPerTrigger"] = str(most)
         starting: str = start
         if start == "committed":
-            topics = Topics(self.connection).check(self.queue)
-            offsets = committed_starts(self.connection, self.queue, topics)
-            starting = json.dumps({self.queue.name: {str(p): offset for p, offset in offsets.items()}})
-        return self._with_columns(stream_topic(self.spark, given, self.queue.name, starting))
+            topics = self._lane_topics()
+            starts = {
+                lane.name: committed_starts(self.connection, lane, topics[lane.name])
+                for _, lane in Lanes(self.queue).bases()
+            }
+            starting = json.dumps(starts)
+        names = [lane.name for _, lane in Lanes(self.queue).bases()]
+        return self._with_columns(stream_topics(self.spark, given, names, starting))
 
     def process(
         self,
@@ -157,7 +154,8 @@ class Processing:
     ) -> DataFrame:
         """Have `function` process the messages of `df`, an Arrow batch at a time as a pandas frame.
 
-        The frame has the columns of `df` without `topic`. Fewer columns are faster: drop the columns of
+        The frame has the columns of `df` without `topic`; `partition` is numbered as original_partition is.
+        Fewer columns are faster: drop the columns of
         read_stream() that you don't use, except topic, partition, offset, attempts and deliver_at_ms, which
         process() needs. `function` returns a frame with the columns of `schema`, and the index (`kmq_row`) of
         the frame that it was given. The index says which message each row belongs to. A message has
@@ -261,14 +259,12 @@ class Processing:
         Raises:
             ConfigError: The checkpoint is of another queue, or of a topic that was deleted since: the offsets
                 in it would mean other messages. Or an argument is invalid.
-            NotSupported: The queue has lanes.
         """
-        check_one_lane(self.queue)
         _check_backoff(backoff)
         if ok is None and reason is not None:
             raise ConfigError("write_stream: reason without ok; ok says which rows have failed")
-        topic = Topics(self.connection).check(self.queue).queue
-        bind_checkpoint(self.spark, checkpoint, self.queue.name, topic.topic_id)
+        for lane_name, topics in self._lane_topics().items():
+            bind_checkpoint(self.spark, checkpoint, lane_name, topics.queue.topic_id, self.queue.name)
         if self._acknowledger is not None:
             if self._acknowledger.skipped is not None:
                 self._acknowledger.skipped.look()
@@ -357,7 +353,7 @@ class Processing:
         enlarge_arrow_batches(df.sparkSession)
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
         return (
-            df.withColumn("partition", own_partition(self.queue.name))
+            df.withColumn("partition", numbered_partition(self.queue))
             .drop("topic")
             .mapInArrow(task, both)
             .observe(self._watched_metric(), F.collect_list(REPORT).alias(REPORTS))
@@ -392,13 +388,21 @@ class Processing:
     def _watched_metric(self, policy: FailurePolicy | None = None) -> str:
         """The name of a new metric, for df.observe(), to which the acknowledger listens."""
         if self._acknowledger is None:
-            topics = Topics(self.connection).check(self.queue)
-            check_topics(self.queue, topics, self.connection)
-            skipped = SkippedMessages(self.connection, self.queue, topics.partitions, self._on_skipped)
-            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, topics.ids, skipped)
+            topics = self._lane_topics()
+            for lane in self.queue.lanes():
+                check_topics(lane, topics[lane.name], self.connection)
+            partitions = topics[self.queue.name].partitions
+            skipped = SkippedMessages(self.connection, self.queue, partitions, self._on_skipped)
+            ids = {name: one.ids for name, one in topics.items()}
+            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, ids, skipped)
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name, policy)
         return name
+
+    def _lane_topics(self) -> dict[str, QueueTopics]:
+        """The topics of each lane by its name; those of the main lane come first."""
+        topics = Topics(self.connection)
+        return {lane.name: topics.check(lane) for _, lane in Lanes(self.queue).bases()}
 
     def _with_columns(self, records: DataFrame) -> DataFrame:
         """Records of the queue topic with the columns of read_stream()."""
@@ -406,10 +410,11 @@ class Processing:
         partition, offset, due = (
             number(header_text(name)) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET, DELIVER_AT)
         )
+        partition = original_partition(self.queue, partition.try_cast("int"), header_text(ORIGINAL_TOPIC))
         return records.select(
             *("key", "value", "headers", "topic", "partition", "offset", "timestamp"),
             F.least(count + 1, F.lit(MAX_ATTEMPTS)).cast("int").alias("attempts"),
-            F.coalesce(partition.try_cast("int"), "partition").alias("original_partition"),
+            partition.alias("original_partition"),
             F.coalesce(offset, "offset").alias("original_offset"),
             due.alias("deliver_at_ms"),
         )

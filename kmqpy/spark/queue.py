@@ -19,11 +19,12 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.spark import state
 from kmqpy.spark.acknowledge import OnSkipped
 from kmqpy.spark.decode import decode_markers
-from kmqpy.spark.process import Processing, check_one_lane
-from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic, take_snapshot
+from kmqpy.spark.process import Processing
+from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topics, take_snapshot
 from kmqpy.spark.session import check_version
 from kmqpy.spark.state import State
-from kmqpy.spark.state_table import StateTable
+from kmqpy.spark.state_folder import LANES
+from kmqpy.spark.state_table import LaneTables, StateTable
 
 
 class KmqSpark(Processing):
@@ -35,8 +36,7 @@ class KmqSpark(Processing):
 
     Frames of a queue with lanes have the messages, or markers, of all of them, and one more column, `lane`:
     the name of the topic. The lanes are read one after the other, and a message that is redelivered meanwhile
-    may be in two of them. A stream, and a state table, is of one lane: such a queue needs
-    `KmqSpark(spark, bootstrap, lane)` for each of `QueueSettings.lanes_apart()`, and raises NotSupported.
+    may be in two of them. Streams and state tables are of all lanes that the queue has now.
 
     Args:
         spark: A session made ready by configure_spark_with_kmq, which may be one of Spark Connect.
@@ -104,7 +104,9 @@ class KmqSpark(Processing):
             decode_markers(
                 self._read(self.queue.markers_topic, snapshot.markers), with_cuts=bool(snapshot.cuts)
             ),
-            None if dead is None else self._dead_letters(dead.name, snapshot.dead_letters),
+            None
+            if dead is None
+            else state.own_dead_letters(self._read(dead.name, snapshot.dead_letters), self.queue),
             count_header=self.queue.redelivery_count_header,
             ends=snapshot.ends,
             max_lease_ms=self.queue.max_lease_ms,
@@ -161,7 +163,7 @@ class KmqSpark(Processing):
         )
         return found.join(known, ["partition", "offset"]).select(*found.columns, "state")
 
-    def state_table(self, path: str) -> StateTable:
+    def state_table(self, path: str) -> StateTable | LaneTables:
         """The state of the queue as a table of Parquet files, which StateTable.update() brings up to date.
 
         This method reads and writes nothing yet.
@@ -172,10 +174,15 @@ class KmqSpark(Processing):
 
         Raises:
             ConfigError: Arrow can't reach the place.
-            NotSupported: The queue has lanes.
         """
-        check_one_lane(self.queue)
-        return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
+        if not self._lanes:
+            return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
+        tables: dict[str, StateTable] = {}
+        for lane in self._lanes:  # the main lane first
+            folder = f"{path.rstrip('/')}/{LANES}/{lane.queue.lane_ending}" if tables else path
+            of_lane = StateTable(self.spark, self.connection, lane.queue, self.options, folder, self._clock)
+            tables[lane.queue.name] = of_lane
+        return LaneTables(tables)
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
         """Count the messages of each partition by state, and tell when the oldest pending one was appended.
@@ -237,8 +244,8 @@ class KmqSpark(Processing):
         """
         dead = dead_letter_queue(self.queue)
         if stream:
-            letters = stream_topic(self.spark, self.options, dead.name)
-            return state.dead_letters_of(state.own_dead_letters(letters, self.queue))
+            letters = stream_topics(self.spark, self.options, [dead.name])
+            return state.dead_letters_of(state.own_dead_letters(letters, self.queue, of_all_lanes=True))
         topics = Topics(self.connection)
         found = topics.describe([dead.name, dead.markers_topic])
         for name in (dead.name, dead.markers_topic):
@@ -250,7 +257,8 @@ class KmqSpark(Processing):
                 )
         markers = self._bounds(dead.markers_topic, found[dead.markers_topic].partitions)
         bounds = self._bounds(dead.name, found[dead.name].partitions)
-        letters = state.dead_letters_of(self._dead_letters(dead.name, bounds))
+        letters = state.own_dead_letters(self._read(dead.name, bounds), self.queue, of_all_lanes=True)
+        letters = state.dead_letters_of(letters)
         ends = [(partition, end) for partition, (_, end) in bounds.items()]
         finished = state.finished(self._read(dead.markers_topic, markers), ends)
         return letters.join(finished, ["partition", "offset"], "left_anti")
@@ -268,7 +276,7 @@ class KmqSpark(Processing):
             return self._of_lanes(lambda lane: lane.markers(stream=stream))
         name = self.queue.markers_topic
         if stream:
-            return decode_markers(stream_topic(self.spark, self.options, name))
+            return decode_markers(stream_topics(self.spark, self.options, [name]))
         topics = Topics(self.connection).check(self.queue)
         return decode_markers(self._read(name, self._bounds(name, topics.partitions)))
 
@@ -276,10 +284,6 @@ class KmqSpark(Processing):
         """The frames of all lanes as one, with the column `lane`."""
         frames = [read(lane).withColumn("lane", F.lit(lane.queue.name)) for lane in self._lanes]
         return reduce(DataFrame.unionByName, frames)
-
-    def _dead_letters(self, topic: str, bounds: Bounds) -> DataFrame:
-        """The records of the queue's own dead letters; other queues may have theirs in the same topic."""
-        return state.own_dead_letters(self._read(topic, bounds), self.queue)
 
     def _read(self, topic: str, bounds: Bounds) -> DataFrame:
         return read_topic(self.spark, self.options, topic, bounds)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import DataFrame, SparkSession
 
 from kmqpy.errors import ConfigError
 from kmqpy.kafka import partition_reader
@@ -52,23 +51,19 @@ def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, boun
     return _loaded(spark.read.format("kafka").options(**{"failOnDataLoss": "false", **options, **own}))
 
 
-def stream_topic(
-    spark: SparkSession, options: Mapping[str, str], topic: str, starting: str = "earliest"
+def stream_topics(
+    spark: SparkSession, options: Mapping[str, str], topics: Sequence[str], starting: str = "earliest"
 ) -> DataFrame:
     """A stream of the committed records from `starting` on: earliest, latest, or offsets as Spark's JSON.
 
-    It goes on behind records that were deleted after its checkpoint was written.
+    A topic that its checkpoint does not know begins at its earliest record. The stream goes on behind records
+    that were deleted after its checkpoint was written.
     """
     return _loaded(
         spark.readStream.format("kafka").options(
-            **{"failOnDataLoss": "false", **options}, subscribe=topic, startingOffsets=starting
+            **{"failOnDataLoss": "false", **options}, subscribe=",".join(topics), startingOffsets=starting
         )
     )
-
-
-def own_partition(topic: str) -> Column:
-    """The partition of each row of `topic`; null in others, so that executors need no column `topic`."""
-    return F.when(F.col("topic") == topic, F.col("partition"))
 
 
 def check_options(options: Mapping[str, str] | None) -> None:

@@ -6,9 +6,11 @@
 Its columns are those of `KmqSpark.read_stream`, so `KmqSpark.process` takes such a frame, too. Options:
 
     queue, bootstrap         as for KmqClient
+    root                     of the queue's stored settings, if it is not /kmq; they say which lanes it has
     start                    where a query without a checkpoint begins: committed (at the offsets that the
                              group has committed), earliest or latest; a batch begins at the earliest message
-    max_offsets_per_trigger  about how many messages a micro-batch has at most
+    max_offsets_per_trigger  about how many messages a micro-batch has at most; each lane of a queue has an
+                             equal part of them, and what one leaves over, others have
     redelivery_count_header  if the queue has another one than the default
     kafka.…                  librdkafka settings, security for example
 """
@@ -19,6 +21,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -44,11 +47,15 @@ from kmqpy.kafka.message_headers import (
     DELIVER_AT,
     ORIGINAL_OFFSET,
     ORIGINAL_PARTITION,
+    ORIGINAL_TOPIC,
     int_header,
     redelivery_count,
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.message import last_header
+from kmqpy.spark.lanes import Lanes, base_of, by_base
 from kmqpy.spark.records import committed_starts
 from kmqpy.spark.taker import for_executors
 
@@ -72,7 +79,7 @@ _ARROW_SCHEMA = pa.schema(
         "deliver_at_ms": pa.int64(),
     }
 )
-_OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
+_OPTIONS = ("bootstrap", "queue", "root", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
 """The largest number that fits in the column `attempts`, which stands for all larger ones, too."""
@@ -83,7 +90,10 @@ _SILENCE_TIMEOUT_S = 30.0
 """A task raises Unavailable when Kafka has sent it no record for this long, in seconds."""
 
 Position = dict[str, Any]
-"""A position in the form of Spark's checkpoint: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
+"""A position in the form of Spark's checkpoint: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}.
+
+Partitions of lanes are numbered as in kmqpy.spark.lanes; "lanes" has the topic ids of those beside the main
+one, by their names, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +123,15 @@ class _Options:
             raise ConfigError(
                 f"option max_offsets_per_trigger: must be a whole number above 0, not {limit!r}"
             )
-        header = given.get("redelivery_count_header", QueueSettings.redelivery_count_header)
+
+        def told(*names: str) -> dict[str, Any]:
+            return {name: given[name] for name in names if given.get(name) is not None}
+
+        queue = QueueSettings(name=given["queue"], **told("redelivery_count_header"))
+        connection = for_executors(KafkaConnection(**told("bootstrap", "root"), kafka=settings))
         return cls(
-            queue=QueueSettings(name=given["queue"], redelivery_count_header=header),
-            connection=for_executors(
-                KafkaConnection(bootstrap=given.get("bootstrap", "127.0.0.1:9092"), kafka=settings)
-            ),
+            queue=settings_of(queue, connection),
+            connection=connection,
             start=start,
             max_rows=None if limit is None else int(limit),
         )
@@ -155,7 +168,7 @@ class KmqDataSource(DataSource):
 
 
 class _Part(InputPartition):
-    """The messages of one partition from offset `first` on and below `end`: the work of one task."""
+    """The messages of a numbered partition from offset `first` on and below `end`: the work of one task."""
 
     def __init__(self, partition: int, first: int, end: int) -> None:
         super().__init__((partition, first, end))
@@ -173,16 +186,24 @@ class _Reading:
         # If partitions() returned none, Spark reads a part that it made itself.
         return _read(self._options, partition) if isinstance(partition, _Part) else iter(())
 
-    def _topics(self) -> QueueTopics:
-        return Topics(self._options.connection).check(self._options.queue)
+    def _topics(self) -> dict[int, QueueTopics]:
+        """The topics of each lane, by the number of its partition 0."""
+        topics = Topics(self._options.connection)
+        return {base: topics.check(lane) for base, lane in Lanes(self._options.queue).bases()}
 
-    def _bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        return partition_reader.bounds(self._options.connection, self._options.queue.name, range(partitions))
+    def _bounds(self, topics: Mapping[int, QueueTopics]) -> dict[int, tuple[int, int]]:
+        return {
+            base + partition: both
+            for base, there in topics.items()
+            for partition, both in partition_reader.bounds(
+                self._options.connection, there.queue.name, range(there.partitions)
+            ).items()
+        }
 
 
 class _BatchReader(_Reading, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
-        bounds = self._bounds(self._topics().partitions)
+        bounds = self._bounds(self._topics())
         return [_Part(partition, low, end) for partition, (low, end) in bounds.items() if end > low]
 
 
@@ -193,31 +214,37 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
     def initialOffset(self) -> Position:  # noqa: N802
         topics = self._topics()
         if self._options.start == "committed":
-            offsets = committed_starts(self._options.connection, self._options.queue, topics)
+            offsets = {
+                base + partition: offset
+                for base, lane in Lanes(self._options.queue).bases()
+                for partition, offset in committed_starts(
+                    self._options.connection, lane, topics[base]
+                ).items()
+            }
         else:
             end = int(self._options.start == "latest")
-            offsets = {partition: both[end] for partition, both in self._bounds(topics.partitions).items()}
-        return self._position(topics.ids.queue, offsets)
+            offsets = {partition: both[end] for partition, both in self._bounds(topics).items()}
+        return self._position(topics, offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
         topics = self._topics()
-        begin = self._offsets(start, topics.ids.queue)
+        begin = self._offsets(start, topics)
         there = {}
-        for partition, (low, end) in self._bounds(topics.partitions).items():
+        for partition, (low, end) in self._bounds(topics).items():
             if self._available_until is not None:
                 end = min(end, self._available_until.get(partition, 0))
             first = begin.get(partition, low)
             there[partition] = (first, max(end, first))
         if isinstance(limit, ReadMaxRows):
             there = _limited(there, limit.max_rows)
-        return self._position(topics.ids.queue, {partition: end for partition, (_, end) in there.items()})
+        return self._position(topics, {partition: end for partition, (_, end) in there.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._available_until = {
-            partition: end for partition, (_, end) in self._bounds(self._topics().partitions).items()
+            partition: end for partition, (_, end) in self._bounds(self._topics()).items()
         }
 
     def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
@@ -228,48 +255,66 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
             if after > begin.get(partition, 0)
         ]
 
-    def _position(self, topic_id: str, offsets: Mapping[int, int]) -> Position:
+    def _position(self, topics: Mapping[int, QueueTopics], offsets: Mapping[int, int]) -> Position:
+        ids = {there.queue.name: there.queue.topic_id for there in topics.values()}
+        main = self._options.queue.name
         return {
-            "queue": self._options.queue.name,
-            "topic_id": topic_id,
+            "queue": main,
+            "topic_id": ids.pop(main),
             "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
+            **({"lanes": ids} if ids else {}),
         }
 
-    def _offsets(self, position: Position, topic_id: str | None) -> dict[int, int]:
-        """The offsets of a position; raises ConfigError if it is of another queue, or of another topic."""
+    def _offsets(self, position: Position, topics: Mapping[int, QueueTopics] | None) -> dict[int, int]:
+        """The offsets of a position; raises ConfigError if it is of another queue, or of another topic.
+
+        A lane that was removed was empty then: its offsets are left out.
+        """
         queue = self._options.queue.name
         if position.get("queue") != queue:
             raise ConfigError(
                 f"checkpoint: it is of queue {position.get('queue')!r}, not of {queue!r}; "
                 "use a checkpoint of its own"
             )
-        if topic_id is not None and position.get("topic_id") != topic_id:
-            raise ConfigError(
-                f"checkpoint: it is of another topic named {queue!r}, which was deleted since, and its "
-                "offsets would mean other messages; use a new checkpoint"
-            )
-        return {int(partition): int(offset) for partition, offset in position["offsets"].items()}
+        ids = {**position.get("lanes", {}), queue: position.get("topic_id")}
+        for there in (topics or {}).values():
+            name, topic_id = there.queue.name, there.queue.topic_id
+            if ids.get(name, topic_id) != topic_id:
+                raise ConfigError(
+                    f"checkpoint: it is of another topic named {name!r}, which was deleted since, and its "
+                    "offsets would mean other messages; use a new checkpoint"
+                )
+        lanes = Lanes(self._options.queue)
+        offsets = {int(partition): int(offset) for partition, offset in position["offsets"].items()}
+        return {number: offset for number, offset in offsets.items() if lanes.has(number)}
 
 
 def _limited(there: dict[int, tuple[int, int]], rows: int) -> dict[int, tuple[int, int]]:
-    """Shorten the ranges to about `rows` messages in all, by the same share in each partition."""
-    total = sum(end - first for first, end in there.values())
-    if total <= rows:
-        return there
-    return {
-        partition: (first, first + -(-(end - first) * rows // total))
-        for partition, (first, end) in there.items()
-    }
+    """Shorten the ranges to about `rows` messages in all, by the same share in each partition of a lane.
+
+    Each lane has an equal part of `rows`, and what others leave over, so that no backlog holds up others.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    lanes = [(sum(end - first for first, end in one.values()), one) for one in by_base(there).values()]
+    lanes.sort(key=itemgetter(0))
+    for left, (total, lane) in zip(range(len(lanes), 0, -1), lanes, strict=True):
+        most = max(1, rows // left)
+        rows -= min(total, most)
+        for number, (first, end) in lane.items():
+            share = end - first if total <= most else -(-(end - first) * most // total)
+            found[number] = (first, first + share)
+    return found
 
 
 def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
     consumer = librdkafka.new_consumer(
         options.connection, {"enable.partition.eof": True, "fetch.wait.max.ms": 20}
     )
-    doing = f"read {options.queue.name}"
+    lane, partition = Lanes(options.queue).place(part.partition)
+    doing = f"read {lane.name}"
     position, heard = part.first, SYSTEM_CLOCK.monotonic()
     try:
-        consumer.assign([TopicPartition(options.queue.name, part.partition, part.first)])
+        consumer.assign([TopicPartition(lane.name, partition, part.first)])
         while position < part.end:
             # consume(n, t) with n > 1 waits for all of t, even when records are there.
             records = consumer.consume(1, _POLL_TIMEOUT_S)
@@ -296,21 +341,20 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                         raise KafkaException(error)
             if found:
                 if position == part.first < found[0].offset():
-                    _log_deleted(options, part)
+                    _log_deleted(options.connection, lane.name, partition, part.first)
                 position = max(position, found[-1].offset() + 1)
-                yield _as_arrow(options.queue, found)
+                yield _as_arrow(lane, found)
     finally:
         consumer.close()
 
 
-def _log_deleted(options: _Options, part: _Part) -> None:
+def _log_deleted(connection: KafkaConnection, topic: str, partition: int, first: int) -> None:
     """Log an error if the log begins after the offset wanted; control records leave harmless gaps, too."""
-    queue, partition = options.queue.name, part.partition
-    low, _ = partition_reader.bounds(options.connection, queue, [partition])[partition]
-    if low > part.first:
+    low, _ = partition_reader.bounds(connection, topic, [partition])[partition]
+    if low > first:
         _log.error(
             "messages were deleted before they were read",
-            extra={"queue": queue, "partition": partition, "from": part.first, "to": low},
+            extra={"queue": topic, "partition": partition, "from": first, "to": low},
         )
 
 
@@ -327,7 +371,7 @@ def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
         "offset": offsets,
         "timestamp": pa.array([record.timestamp()[1] * 1000 for record in records], pa.int64()),
         "attempts": [1] * size,
-        "original_partition": [partition] * size,
+        "original_partition": [partition + (base_of(queue.name, queue) or 0)] * size,
         "original_offset": list(offsets),
         "deliver_at_ms": [None] * size,
     }
@@ -358,5 +402,9 @@ def _add_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, An
             number = int_header(headers, name)
         except DecodeError:
             continue
-        if number is not None and (column != "original_partition" or -(2**31) <= number < 2**31):
+        if number is not None and column == "original_partition":
+            topic = last_header(headers, ORIGINAL_TOPIC) or queue.queue_name.encode()
+            base = base_of(topic.decode("utf-8", "replace"), queue)
+            number = None if base is None or not -(2**31) <= number + base < 2**31 else number + base
+        if number is not None:
             columns[column][row] = number

@@ -197,12 +197,15 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
     )
 
 
-def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
-    """The records of a dead-letter topic that are of `queue`, as message_headers.is_dead_letter_of judges."""
+def own_dead_letters(records: DataFrame, queue: QueueSettings, *, of_all_lanes: bool = False) -> DataFrame:
+    """The records of a dead-letter topic that are of `queue`, as message_headers.is_dead_letter_of judges.
+
+    of_all_lanes  also those of the lanes that the queue has, or had; their offsets are those of other topics
+    """
     origin = header_text(DEAD_LETTER_TOPIC)
     without_origin = F.lit(is_dead_letter_of((), queue))
     named = origin.rlike(r"^[A-Za-z0-9._-]{1,249}$")
-    suffixes = ("", *LANE_SUFFIXES) if queue.lane_of is None else ("",)
+    suffixes = ("", *LANE_SUFFIXES) if of_all_lanes and queue.lane_of is None else ("",)
     ours = [f"{queue.name}{suffix}" for suffix in suffixes]
     return records.filter(F.when(named, origin.isin(ours)).otherwise(without_origin))
 

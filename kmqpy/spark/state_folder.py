@@ -2,6 +2,7 @@
 
     versions/00000000000000000012.json   a version; the one with the largest number counts
     rows/12-1f0c…/in_partition=0/in_block=3/part-….parquet
+    lanes/retry/…                            of a queue with lanes: the table of each lane but the main one
 
 A version appears by one rename, after its files were written. Files are never changed. commit() deletes files
 that only old versions name, and files of updates that failed or were killed.
@@ -26,7 +27,7 @@ KEPT_VERSIONS = 3
 """commit() keeps this many versions, and deletes older ones: a frame of a version can be evaluated until this
 many newer versions have been written."""
 
-_VERSIONS, _ROWS = "versions", "rows"
+_VERSIONS, _ROWS, LANES = "versions", "rows", "lanes"
 
 
 class StateFolder:
@@ -49,7 +50,7 @@ class StateFolder:
             if numbers := self._numbers():
                 return self._version(numbers[-1])
             names = {one.base_name for one in self._listed("")}
-        if foreign := sorted(names - {_VERSIONS, _ROWS}):
+        if foreign := sorted(names - {_VERSIONS, _ROWS, LANES}):
             raise ConfigError(
                 f"table: {self.path!r} holds {foreign[0]!r} and is not a state table; name an empty folder"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -116,6 +117,11 @@ class StateTable:
         rows = self._rows(version, list(version.blocks))
         rows = rows.filter(F.col("offset") >= state.of_partition(_places(version.low), 0))
         return state.described(rows, self._clock.wall_ms(), _places(version.committed))
+
+    @property
+    def is_made(self) -> bool:
+        """False before the first update."""
+        return self._folder.latest() is not None
 
     def _write(self, base: StateVersion, snapshot: Snapshot) -> tuple[StateVersion, StateUpdate]:
         """Write the rows that change; returns the version with these rows, which is to be committed."""
@@ -281,6 +287,36 @@ class StateTable:
             yield
         except (PySparkException, Py4JError) as error:
             raise Unavailable(f"table: {self._folder.path}: {error_line(error)}") from error
+
+
+class LaneTables:
+    """The tables of the lanes of a queue as one; has the methods of StateTable.
+
+    The table of the main lane is in the folder itself, as without lanes. An update brings up one after the
+    other: if it fails, some may be up to date. Tables of lanes that were removed are not read.
+
+    tables  by the name of the lane, the main lane first
+    """
+
+    def __init__(self, tables: Mapping[str, StateTable]) -> None:
+        self._tables = tables
+
+    def update(self, *, restart: bool = False) -> StateUpdate:
+        """See StateTable; the version is that of the main lane's table."""
+        done = [table.update(restart=restart) for table in self._tables.values()]
+        return StateUpdate(
+            version=done[0].version,
+            markers=sum(one.markers for one in done),
+            blocks_written=sum(one.blocks_written for one in done),
+            blocks=sum(one.blocks for one in done),
+        )
+
+    def messages(self) -> DataFrame:
+        """See StateTable; with the column `lane`. A lane that was added since the last update has no rows."""
+        main, *others = self._tables.items()
+        there = [main, *((lane, table) for lane, table in others if table.is_made)]
+        frames = [table.messages().withColumn("lane", F.lit(lane)) for lane, table in there]
+        return reduce(DataFrame.unionByName, frames)
 
 
 _RESTART_ADVICE = "make it anew with update(restart=True) or kmq spark-state --restart"

@@ -25,7 +25,7 @@ from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.handout import Handout, Places
-from kmqpy.spark.records import own_partition
+from kmqpy.spark.lanes import Lanes, numbered_partition
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.taker import taker_of
 from kmqpy.worker.outcome import REASON_CHARS
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MESSAGE = "kmq_message"
-"""The column with the message of a row: partition, offset, attempts. write_stream() uses and removes it."""
+"""The column with the message of a row: numbered partition (see kmqpy.spark.lanes), offset, attempts.
+
+write_stream() uses and removes it."""
 
 FAILURES = "failures"
 """The field of the observed metric with the rows that are not ok."""
@@ -58,7 +60,7 @@ class TakeTask:
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Run one task: take the messages of each batch, and return which of them are handed out.
 
-        A batch is three arrays: partitions (as by own_partition()), offsets, deliver_at_ms.
+        A batch is three arrays: partitions (as by numbered_partition()), offsets, deliver_at_ms.
         """
         handout = Handout(taker_of(self.queue, self.connection), self.lease_ms, withholds_deadly=False)
         for partitions, offsets, deliver_at_ms in batches:
@@ -92,14 +94,15 @@ def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:
 
     # Not deterministic: otherwise Spark would evaluate later expressions of the plan before this one.
     function = arrow_udf(take, StringType()).asNondeterministic()  # type: ignore[call-overload]
-    taken, place = F.col(_TAKEN), (own_partition(task.queue.name), F.col("offset"))
+    taken, place = F.col(_TAKEN), (numbered_partition(task.queue), F.col("offset"))
+    number = F.col("partition") if len(Lanes(task.queue)) == 1 else place[0]
     report = F.when(F.length(taken) > 1, F.substring(taken, 2, 2**31 - 1))
     return (
         df.withColumn(_TAKEN, function(*place, F.col("deliver_at_ms")))
         .observe(metric, F.collect_list(report).alias(REPORTS))
         .where(taken.isNull() | taken.startswith(_HANDED_OUT))
         .drop(_TAKEN)
-        .withColumn(MESSAGE, F.struct("partition", "offset", "attempts"))
+        .withColumn(MESSAGE, F.struct(number.alias("partition"), "offset", "attempts"))
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -28,6 +28,7 @@ from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.spark.lanes import Lanes, by_lane, lane_numbers
 
 _log = logging.getLogger(__name__)
 
@@ -274,13 +275,12 @@ class Taker:
             if place[0] > self._read_from.get(partition, (0, 0))[0]:
                 self._read_from[partition] = place
 
-    def write(self, operations: Iterable[Marker]) -> None:
+    def write(self, operations: Iterable[Item]) -> None:
         """Write nacks, dead-letter requests and extensions, and wait until Kafka has confirmed them.
 
         Gives up after _WRITE_TIMEOUT_S, with a warning: the messages are redelivered when their leases end.
         """
-        for marker in operations:
-            self._writer.put_one(marker)
+        self._writer.put(operations)
         if left := self._writer.flush(_WRITE_TIMEOUT_S):
             _log.warning("markers unconfirmed", extra={"queue": self._queue.name, "count": left})
 
@@ -296,10 +296,57 @@ def for_executors(connection: KafkaConnection) -> KafkaConnection:
     return replace(connection, kafka=settings)
 
 
-_takers: dict[str, Taker] = {}
+class LaneTakers:
+    """Takes messages of numbered partitions (see kmqpy.spark.lanes); has the methods of Taker."""
+
+    def __init__(self, queue: QueueSettings, connection: KafkaConnection) -> None:
+        self._lanes = Lanes(queue)
+        self._connection = connection
+        self._takers: dict[str, Taker] = {}
+
+    def _taker(self, lane: QueueSettings) -> Taker:
+        if lane.name not in self._takers:
+            self._takers[lane.name] = Taker(lane, self._connection)
+        return self._takers[lane.name]
+
+    def taken_before(self, number: int, first: int) -> TakenBefore:
+        """See Taker."""
+        lane, partition = self._lanes.place(number)
+        return self._taker(lane).taken_before(partition, first)
+
+    def take(
+        self, offsets: Mapping[int, Sequence[int]], delays: Mapping[Place, int], lease_ms: int
+    ) -> dict[int, int]:
+        """See Taker."""
+        after: dict[int, int] = {}
+        for base, lane in self._lanes.bases():
+            to_take = {
+                number - base: ones for number, ones in offsets.items() if number in lane_numbers(base)
+            }
+            late = {(p - base, at): ms for (p, at), ms in delays.items() if p in lane_numbers(base)}
+            if to_take or late:
+                last = self._taker(lane).take(to_take, late, lease_ms)
+                after |= {base + partition: at for partition, at in last.items()}
+        return after
+
+    def remember(self, places: Mapping[int, Place]) -> None:
+        """See Taker."""
+        for number, place in places.items():
+            lane, partition = self._lanes.place(number)
+            self._taker(lane).remember({partition: place})
+
+    def write(self, operations: Iterable[Item]) -> None:
+        """See Taker."""
+        for base, found in by_lane(operations).items():
+            lane, _ = self._lanes.place(base)
+            self._taker(lane).write(found)
 
 
-def taker_of(queue: QueueSettings, connection: KafkaConnection) -> Taker:
+AnyTaker = Taker | LaneTakers
+_takers: dict[str, AnyTaker] = {}
+
+
+def taker_of(queue: QueueSettings, connection: KafkaConnection) -> AnyTaker:
     """The one Taker of this Python worker for that queue; it lives as long as the worker.
 
     When the worker is killed, nothing is lost with its Taker: tasks wait until their markers are confirmed.
@@ -308,5 +355,6 @@ def taker_of(queue: QueueSettings, connection: KafkaConnection) -> Taker:
     secret = hash(repr(sorted(connection.kafka.items())))
     key = f"{connection.bootstrap} {secret} {queue.to_json().decode()}"
     if key not in _takers:
-        _takers[key] = Taker(queue, connection)
+        kind = Taker if len(Lanes(queue)) == 1 else LaneTakers
+        _takers[key] = kind(queue, connection)
     return _takers[key]

@@ -21,7 +21,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.functions import FrameCaller, FrameFunction, RowCaller, RowFunction
 from kmqpy.spark.handout import Handout, Places
-from kmqpy.spark.taker import MAX_TAKES, Taker, taker_of
+from kmqpy.spark.taker import MAX_TAKES, AnyTaker, taker_of
 
 REPORT = "kmq_report"
 """The column of a report; null in the rows that the function returned."""
@@ -75,7 +75,7 @@ class ProcessTask:
         for row in np.flatnonzero(alone).tolist():
             yield batch.slice(row, 1)
 
-    def _process(self, taker: Taker, handout: Handout, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _process(self, taker: AnyTaker, handout: Handout, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         places = self._places(batch)
         handed_out = handout.take(places, batch.column("deliver_at_ms"))
         failed: dict[Place, Failure] = {}

@@ -7,11 +7,12 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
-from support import stopped_after
+from support import collect, delete_topic, make_topic, stopped_after, until
 
 from kmqpy.cli.app import kmq
 from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import KmqSpark, checkpoint, pipeline
 from kmqpy.spark.health import health
@@ -20,6 +21,7 @@ from kmqpy.spark.process import parse_schema
 from kmqpy.spark.sinks import target_of
 from kmqpy.spark.sinks.files import check_owner, place_of, take_over
 from kmqpy.spark.sinks.origin import with_origin
+from tests.spark.waiting import settled
 
 
 def test_the_command(spark, make_queue, tmp_path, monkeypatch):
@@ -337,3 +339,29 @@ def test_texts_with_u0000_are_refused_and_postgresql_gets_the_others(
         with pytest.raises(psycopg.DataError, match="NUL"):
             there.execute("SELECT %s::text", ["b\0"])
     assert pipeline.dead_letters(queue.connection, queue.settings) == 1
+
+
+def test_a_sink_has_each_message_of_all_lanes_once(spark, make_queue, tmp_path):
+    queue, sink = make_queue(1), Sink(path=str(tmp_path / "rows"))
+
+    def run():
+        run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
+        found = spark.read.parquet(sink.path).collect()
+        return sorted((row["id"], row["original_partition"], row["original_offset"]) for row in found)
+
+    queue.send('{"id": 0}', '{"id": 1}')
+    assert run() == [(0, 0, 0), (1, 0, 1)]
+    with Admin(queue.connection, queue.zookeeper) as admin:
+        queue.settings = admin.alter_queue(queue.name, retry_lane=True, priorities=2)
+    queue.send('{"id": 2}')
+    queue.send('{"id": 10}', '{"id": 11}', priority=1)
+    with stopped_after(queue.tracker()), queue.client() as client:
+        client.nack(*collect(client, 3))  # so there are copies, of messages at offsets that the sink has
+        until(lambda: len(queue.records(f"{queue.name}__retry")) >= 3)
+    expected = [(0, 0, 0), (1, 0, 1), (2, 0, 2), (10, 100_000_000, 0), (11, 100_000_000, 1)]
+    assert run() == expected
+    assert settled(queue)
+    delete_topic(queue.topics, f"{queue.name}__priority1")
+    make_topic(queue.topics, f"{queue.name}__priority1")
+    with pytest.raises(ConfigError, match=r"of a queue '.*__priority1' whose topic was deleted"):
+        run()

@@ -11,20 +11,23 @@ from pathlib import Path
 import foreign_headers
 import pytest
 from pyspark.errors import StreamingQueryException
-from support import until
+from support import delete_topic, make_topic, until
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import wait_until
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings_mirror import SettingsMirror
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED_COLUMNS
-from kmqpy.spark.records import kafka_options, stream_topic
+from kmqpy.spark.records import kafka_options, stream_topics
 from kmqpy.spark.taker import Taker
 from kmqpy.worker.outcome import Reject
-from tests.spark.waiting import settled
+from tests.spark.waiting import settled, until_ready
 
 SOON = Backoff(first=0.05, jitter=0)
 
@@ -429,7 +432,7 @@ def test_secrets_are_not_shown_in_plans(spark, make_run, capsys):
     options = {"queue": run.queue.name, **{f"kafka.{name}": value for name, value in secret.items()}}
     own = spark.readStream.format("kmq").options(**options).load()
     connection = KafkaConnection(bootstrap=run.queue.connection.bootstrap, kafka=secret)
-    kafka = stream_topic(spark, kafka_options(connection), run.queue.name)
+    kafka = stream_topics(spark, kafka_options(connection), [run.queue.name])
     for df in (own, kafka):
         df.select("value").explain(extended=True)
         assert "value" in (shown := capsys.readouterr().out)
@@ -478,3 +481,128 @@ def test_a_message_that_kills_the_worker_becomes_a_dead_letter_and_no_other(make
     reason = dict(letter.headers())["kmq-dead-letter-reason"].decode()
     assert any(words in reason for words in ("died 3 times", "Python worker exited")), reason
     assert run.got.keys() == {*bodies(5), *bodies(5, "n")}
+
+
+LANES = {"retry_lane": True, "priorities": 2}
+
+
+def send_both(queue, *names, **more):
+    """Send these bodies to the main lane, and with a u in front to that of priority 1: at equal offsets."""
+    with queue.producer() as producer:
+        producer.send_many(names, partition=0, **more)
+        producer.send_many([f"u{name}" for name in names], partition=0, priority=1, **more)
+
+
+def test_one_query_has_all_lanes_of_a_queue(make_run):
+    run = make_run(2, **LANES, max_redeliveries=1)
+    run.queue.tracker()
+    send_both(run.queue, *bodies(20), "flaky", "poison")
+    seen = []
+
+    def fails(frame):
+        rows = zip(frame["value"], frame["attempts"], strict=True)
+        failed = [
+            body.endswith(b"poison") or (body.endswith(b"flaky") and tries == 1) for body, tries in rows
+        ]
+        return frame.assign(kmq_error=["odd" if one else None for one in failed])
+
+    def sink(batch, batch_id):
+        seen.extend(batch.collect())
+        run.sink(batch, batch_id)
+
+    schema = "value binary, partition int, original_partition int, original_offset long"
+    out = run.kmq.process(run.kmq.read_stream(), fails, schema, backoff=SOON)
+
+    def again():
+        run.once(out, sink)
+        until_ready(run.queue)
+        return len(run.queue.dead_letters()) == 2 and run.settled()
+
+    until(again, 120, lambda: run.got)
+    assert run.got == Counter([*bodies(20), *bodies(20, "um"), "flaky", "uflaky"])
+    letters = {letter.value(): dict(letter.headers()) for letter in run.queue.dead_letters()}
+    origins = {body: headers["kmq-original-topic"] for body, headers in letters.items() if body == b"upoison"}
+    assert letters.keys() == {b"poison", b"upoison"}
+    assert origins == {b"upoison": f"{run.queue.name}__priority1".encode()}
+    places = {bytes(row.value): (row.original_partition, row.original_offset) for row in seen}
+    assert len({*places.values()}) == 42
+    assert {places[b"m3"], places[b"um3"]} == {(0, 3), (100_000_000, 3)}
+    assert {places[b"flaky"], places[b"uflaky"]} == {(0, 20), (100_000_000, 20)}
+    assert {row.partition for row in seen} == {0, 100_000_000, 1_000_000_000}
+    commits = [
+        group_commits(run.queue.connection, lane, [0], run.queue.topics.check(lane).ids)[0].offset
+        for lane in run.queue.settings.lanes()
+    ]
+    assert commits[1:] == [22, 22]
+    assert commits[0] >= 4
+
+
+def test_a_query_goes_on_in_lanes_that_were_added_and_not_in_recreated_ones(spark, make_run):
+    run = make_run()
+    run.queue.send(*bodies(3))
+
+    def once(kmq):
+        out = kmq.process(kmq.read_stream(), lambda frame: frame, "value binary")
+        writer = kmq.write_stream(out, run.checkpoint).foreachBatch(run.sink)
+        kmq.await_termination(writer.trigger(availableNow=True).start())
+
+    once(run.kmq)
+    with Admin(run.queue.connection, run.queue.zookeeper) as admin:
+        run.queue.settings = admin.alter_queue(run.queue.name, **LANES)
+    send_both(run.queue, "a")
+    once(run.kmq)  # it knows the main lane only
+    assert run.got == Counter([*bodies(3), "a"])
+    with KmqSpark(spark, run.queue.connection, run.queue.name) as kmq:
+        once(kmq)
+        assert run.got == Counter([*bodies(3), "a", "ua"])
+        send_both(run.queue, "b")
+        once(kmq)
+        assert run.got == Counter([*bodies(3), "a", "ua", "b", "ub"])
+        assert run.settled()
+        delete_topic(run.queue.topics, f"{run.queue.name}__priority1")
+        make_topic(run.queue.topics, f"{run.queue.name}__priority1")
+        with pytest.raises(ConfigError, match=r"of a lane '.*__priority1' whose topics have been deleted"):
+            once(kmq)
+
+
+def test_what_a_killed_query_left_in_all_lanes_comes_again(spark, make_run):
+    run = make_run(**LANES)
+    send_both(run.queue, *bodies(3))
+    out = run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary")
+
+    def sink(batch, _):
+        batch.collect()
+        raise OSError("away")
+
+    with pytest.raises(StreamingQueryException, match="away"):
+        run.once(out, sink)
+    assert stats.queue_stats(run.queue.connection, run.queue.settings).in_flight == 6
+    with KmqSpark(spark, run.queue.connection, run.queue.settings) as run.kmq:
+        run.once(run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary"))
+    assert run.got == Counter([*bodies(3), *bodies(3, "um")])
+    assert run.settled()
+
+
+def test_the_source_without_jars_has_all_lanes_and_a_backlog_holds_none_up(spark, make_run):
+    run = make_run(2, **LANES)
+    SettingsMirror(run.queue.connection).write([run.queue.settings])
+    run.queue.send(*bodies(40), partition=1)
+    send_both(run.queue, *bodies(4, "n"))
+    register(spark)
+    options = {
+        "bootstrap": run.queue.connection.bootstrap,
+        "queue": run.queue.name,
+        "root": run.queue.connection.root,
+    }
+    df = spark.readStream.format("kmq").options(**options, max_offsets_per_trigger=12).load()
+    batches = []
+
+    def sink(batch, batch_id):
+        batches.append(Counter(row.original_partition for row in batch.collect()))
+        run.sink(batch, batch_id)
+
+    run.once(run.kmq.process(df, lambda frame: frame, "value binary, original_partition int"), sink)
+    assert run.got == Counter([*bodies(40), *bodies(4, "n"), *bodies(4, "un")])
+    assert run.settled()
+    assert batches[0][100_000_000] == 4
+    assert batches[0].total() <= 12 + 2

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Producer
 from support import collect, stopped_after, until
 
-from kmqpy.errors import ConfigError, KmqError, NotSupported, QueueNotFound, TopicError
+from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
@@ -131,12 +131,9 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
     messages.unpersist()
 
 
-def test_frames_have_all_lanes_of_a_queue_and_streams_one(spark, make_queue):
+def test_frames_have_all_lanes_of_a_queue(spark, make_queue):
     queue = make_queue(retry_lane=True, priorities=2, max_redeliveries=0, lease_ms=60_000)
     kmq = kmq_of(spark, queue)
-    for refused in (kmq.read_stream, lambda: kmq.state_table("table")):
-        with pytest.raises(NotSupported, match="has lanes"):
-            refused()
     with queue.producer() as producer:
         producer.send_many(["a", "b"])
         producer.send("u", priority=1)

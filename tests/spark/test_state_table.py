@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from support import collect, delete_topic, stopped_after, until
 from kmqpy.cli.app import kmq
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.spark import KmqSpark, state_folder, state_table, state_version
 from kmqpy.spark.state_folder import StateFolder
 from kmqpy.spark.state_version import StateVersion
@@ -302,3 +305,49 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     assert "version 2: 0 markers read, 0 of 1 blocks written" in done.stdout
     done = CliRunner().invoke(kmq, [*line, "--master", "local", "--remote", "local"])
     assert "--master and --remote: give one of them" in str(done.exception) + done.output
+
+
+def test_lanes_have_tables_beside_that_of_the_main_lane(make_queue, kmq_of, tmp_path):
+    queue = make_queue(max_redeliveries=0, lease_ms=600_000)
+    queue.send("a", "b", "c")
+    kmq = kmq_of(queue)
+    path = str(tmp_path / "table")
+    kmq.state_table(path).update()  # before the queue had lanes
+    with Admin(queue.connection, queue.zookeeper) as admin:
+        queue.settings = admin.alter_queue(queue.name, retry_lane=True, priorities=2)
+    kmq = kmq_of(queue)
+    table = kmq.state_table(path)
+    main, urgent = queue.name, f"{queue.name}__priority1"
+    assert {(row["lane"], row["state"]) for row in table.messages().collect()} == {(main, "pending")}
+    with queue.producer() as producer:
+        producer.send_many(["ua", "ub", "uc"], partition=0, priority=1)
+    client = queue.client()
+    took = {bytes(message.body): message for message in collect(client, 6)}
+    client.ack(took[b"a"], took[b"ub"])
+    client.dead_letter(took[b"uc"])
+    client.flush()
+    with stopped_after(queue.tracker()):
+        until(queue.dead_letters)
+    first = table.update()
+    assert rows(table.messages()) == rows(kmq.messages())
+    states = {(row["lane"], row["offset"]): row["state"] for row in table.messages().collect()}
+    assert states == {
+        (main, 0): "processed",
+        (main, 1): "in_flight",
+        (main, 2): "in_flight",
+        (urgent, 0): "in_flight",
+        (urgent, 1): "processed",
+        (urgent, 2): "dead",
+    }
+    assert first.version == 2
+    assert (first.blocks_written, first.blocks) == (2, 2)
+    client.ack(took[b"ua"])
+    client.flush()
+    assert table.update().blocks_written == 1
+    assert rows(table.messages()) == rows(kmq.messages())
+    with Admin(queue.connection, queue.zookeeper) as admin:
+        queue.settings = admin.alter_queue(queue.name, retry_lane=False, priorities=1)
+    # As remove_lanes() leaves them.
+    queue.settings = QueueSettings.from_json(replace(queue.settings, draining_lanes=()).to_json())
+    kmq = kmq_of(queue)
+    assert rows(kmq.state_table(path).messages()) == rows(kmq.messages())

@@ -190,3 +190,24 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_job):
         job.once(job.kmq.take(df.withColumn("topic", F.lit("other"))))
     with pytest.raises(StreamingQueryException, match="has a message more than once"):
         job.once(job.kmq.take(df.withColumn("twice", F.explode(F.expr("array(1, 2)")))))
+
+
+def test_a_row_that_is_not_ok_is_given_back_in_the_lane_of_its_message(make_job):
+    job = make_job(retry_lane=True, priorities=2, max_redeliveries=1)
+    job.queue.tracker()
+    with job.queue.producer() as producer:
+        producer.send_many(["1", "2", "3"])
+        producer.send_many(["4", "x", "6"], priority=1)
+    out = job.kmq.take(job.kmq.read_stream()).selectExpr("kmq_message", "topic", NUMBER)
+
+    def again():
+        job.once(out, ok=F.col("number").isNotNull(), backoff=SOON)
+        until_ready(job.queue)
+        return job.queue.dead_letters() and job.settled()
+
+    until(again, 120, lambda: job.rows)
+    assert job.got() == [1, 2, 3, 4, 6]
+    (letter,) = job.queue.dead_letters()
+    headers = dict(letter.headers())
+    assert (letter.value(), headers["kmq-original-topic"]) == (b"x", f"{job.queue.name}__priority1".encode())
+    assert headers["kmq-dead-letter-topic"] == f"{job.queue.name}__retry".encode()

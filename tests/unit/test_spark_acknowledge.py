@@ -9,8 +9,9 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings_mirror import CurrentSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.spark import acknowledge
+from kmqpy.spark import lanes
 from kmqpy.spark.acknowledge import Acknowledger
 from kmqpy.spark.failed_query import LeftoverMessages
 from kmqpy.spark.report import BatchReport
@@ -41,7 +42,7 @@ class Kafka:
 @pytest.fixture
 def servers(monkeypatch):
     servers = Kafka()
-    monkeypatch.setattr(acknowledge, "MarkerWriter", lambda *_, **__: servers)
+    monkeypatch.setattr(lanes, "MarkerWriter", lambda *_, **__: servers)
     monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: servers)
     return servers
 
@@ -51,7 +52,7 @@ def listener(servers, monkeypatch):
     monkeypatch.setattr(LeftoverMessages, "spare", lambda _, failure: servers.spared.append(failure))
     streams = SimpleNamespace(addListener=lambda _: None, removeListener=servers.removed.append, active=[])
     spark = SimpleNamespace(streams=streams)
-    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), TopicIds("Q", "M"))
+    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), {"q": TopicIds("Q", "M")})
     made.watch("one")
     made.watch("another")
     return made
@@ -133,3 +134,16 @@ def test_a_refusal_that_was_told_is_not_told_again(listener, servers):
         listener.wait_for_end("first")
     listener.close()
     assert servers.removed == [listener]
+
+
+def test_a_query_tells_once_that_the_queue_has_got_other_lanes(listener, monkeypatch, caplog):
+    def recent(current):
+        current.value = QueueSettings(name="q", retry_lane=True)
+        return current.value
+
+    monkeypatch.setattr(CurrentSettings, "recent", recent)
+    listener.onQueryProgress(progress("first", one=1))
+    listener.onQueryProgress(progress("first", one=2))
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "the lanes of the queue have changed"
+    ]

@@ -61,9 +61,9 @@ class FolderTarget(Target):
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
         return folder_limits(schema, self.sink.partition_by)
 
-    def _noted_queue(self, queue: str) -> str:
+    def _noted_queue(self, queue: str, ending: str) -> str:
         place = self._place()
-        path = f"{place.root}.kmq/queue.json"
+        path = f"{place.root}.kmq/queue{ending}.json"
         with unavailable(f"out: {path}"):
             found = _object_in(place.system, path)
             if not found:

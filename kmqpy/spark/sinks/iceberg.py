@@ -230,13 +230,14 @@ class IcebergTarget(Target):
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
         return folder_limits(schema, self.sink.partition_by, prefix=_FOLDER_COLUMN_PREFIX)
 
-    def _noted_queue(self, queue: str) -> str:
+    def _noted_queue(self, queue: str, ending: str) -> str:
+        name = f"{_QUEUE_PROPERTY}{ending}"
         with self._errors_as(ConfigError):
             table = self._table()
-            if _QUEUE_PROPERTY not in table.properties:
+            if name not in table.properties:
                 with table.transaction() as transaction:
-                    transaction.set_properties({_QUEUE_PROPERTY: queue})
-            return table.properties.get(_QUEUE_PROPERTY, queue)
+                    transaction.set_properties({name: queue})
+            return table.properties.get(name, queue)
 
     def _table(self) -> Table:
         return self._catalog().load_table(self.sink.path)

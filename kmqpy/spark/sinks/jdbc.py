@@ -130,8 +130,8 @@ class JdbcTarget(Target):
     def limits(self, schema: StructType) -> tuple[Limit, ...]:
         return no_nul(schema) if self._kind == POSTGRESQL else ()
 
-    def _noted_queue(self, queue: str) -> str:
-        table = self._table("_kmq_queue")
+    def _noted_queue(self, queue: str, ending: str) -> str:
+        table = self._table(f"_kmq_queue{ending}")
         with self._connected() as connection:
             connection.execute("begin")
             connection.execute(f"create table if not exists {table} (queue varchar(400))")

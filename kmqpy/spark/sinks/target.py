@@ -53,13 +53,15 @@ class Target(ABC):
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """Make the sink ready; raise ConfigError unless rows of this schema can be written to it."""
 
-    def bind(self, queue: str, topic_id: str) -> None:
+    def bind(self, queue: str, topic_id: str, ending: str = "") -> None:
         """Note at the sink that its rows are of this queue; raise ConfigError if another queue is noted.
 
         Rows identify their messages by partition and offset: those of another queue, or of a topic that was
         recreated since, would be taken for redeliveries, and be left out.
+
+        ending  if `queue` is a lane: the ending of its name. Each lane has a note of its own
         """
-        noted = self._noted_queue(f"{queue} {topic_id}")
+        noted = self._noted_queue(f"{queue} {topic_id}", ending)
         name, _, noted_id = noted.partition(" ")
         whose = f"of queue {shown(name)}, not of {queue!r}"
         if (name, noted_id) == (queue, topic_id):
@@ -79,7 +81,7 @@ class Target(ABC):
         """The values of these columns that the sink can't hold: their messages are refused."""
         return ()
 
-    def _noted_queue(self, queue: str) -> str:
+    def _noted_queue(self, queue: str, ending: str) -> str:  # noqa: ARG002
         """The queue name and topic id noted at the sink; notes those in `queue` if there is no note."""
         return queue
 
