@@ -49,7 +49,7 @@ def main() -> int:
         with _servers(version) as (bootstrap, zookeeper):
             run = subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "--dist", "worksteal", *args.pytest.split(), *CORE],
-                env={**os.environ, "KMQ_TEST_CLUSTER": f"{bootstrap};{zookeeper}"},
+                env={**os.environ, "KMQ_TEST_CLUSTER": f"{bootstrap};{zookeeper}", "KMQ_TEST_ALL": "1"},
                 check=False,
             )
         results[version] = (run.returncode, time.monotonic() - began)
