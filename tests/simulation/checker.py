@@ -672,10 +672,14 @@ class Checker:
             # Of a copy in another lane he knows it by the copy's own headers.
             named = self._named_by(record, offset)
             number = named.offset if named else copy.at
+            is_untaken = False
             if self._names is not None and copy.part != partition:
-                number = self._names.number_of(copy) or copy.at
+                taken_as = self._names.number_of(copy)
+                number, is_untaken = taken_as or copy.at, taken_as is None and copy.is_cut
             place = copy.part, number
-            if is_mistaken:  # late operations apply to it or not: it stands a second time anyway
+            if is_untaken:
+                pass  # its number is that of another one since
+            elif is_mistaken:  # late operations apply to it or not: it stands a second time anyway
                 self._late_acks.torn(message, place)
             else:
                 self._late_acks.copied(message, place, claim_at, self._written[record])
@@ -883,7 +887,12 @@ class Checker:
             left = {one.value() for one in records if one.is_data and one not in self._originals}
             for record in records:
                 if not record.is_data:
-                    if record.was_committed and record.value() not in done | left:
+                    if not record.was_committed or record.value() in done | left:
+                        continue
+                    original = original_place(record)
+                    if part_of(original.topic, original.partition) != partition:
+                        self.stats["copies lost in another lane"] += 1  # a gap of rule R46
+                    else:
                         self.problems.append(
                             f"lost: the last copy of {record.value()!r} was aborted after its commit"
                         )
