@@ -478,8 +478,9 @@ class MarkerWriter(Closeable):
 
     def _warn(self, error: KafkaError | None) -> None:
         """Log that a marker failed, unless that was done lately; note if the producer must be replaced."""
-        if self._throttle.allows():
-            cause = self._producer.fatal_error or error
+        cause = self._producer.fatal_error or error
+        is_told = cause is None or cause.code() != KafkaError._FATAL  # else the producer's next poll tells it
+        if is_told and self._throttle.allows():
             reason = cause.name() if cause is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
         self._producer_is_broken = self._producer_is_broken or may_be_cut_off(error)
@@ -493,9 +494,13 @@ class MarkerWriter(Closeable):
         """
         if not self._replacements.allows():
             return False
-        _log.warning("markers producer replaced: it ended or got no answer", extra={"topic": self._topic})
         self._producer.purge()
         self._producer.flush(1)  # serves the delivery reports, so that markers not confirmed are sent again
+        cause = self._producer.fatal_error
+        _log.warning(
+            "markers producer replaced: it ended or got no answer",
+            extra={"topic": self._topic, "error": "no answer" if cause is None else cause.name()},
+        )
         self._producer, self._producer_is_broken = self._new_producer(), False
         return True
 
