@@ -81,12 +81,9 @@ class _CursorPerStatement:
                 for cursor, given in zip(cursors, statements, strict=True):
                     cursor.execute(*given)
                 self._for("COMMIT").execute("COMMIT")
-        except psycopg.Error as error:
+        except psycopg.Error:
             with suppress(psycopg.Error):  # fails on a broken connection; the first error counts
                 self._connection.rollback()
-            first = error.__context__  # leaving a pipeline may raise what became of the statements behind it
-            if isinstance(error, psycopg.errors.PipelineAborted) and isinstance(first, psycopg.Error):
-                raise first from None
             raise
         self._current = cursors[-1]
         return self._current.fetchall()
