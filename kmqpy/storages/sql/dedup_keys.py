@@ -26,20 +26,10 @@ def are_distinct(rows: Sequence[NewRow]) -> bool:
     return len({row.dedup for row in rows} - {None}) == len(rows)
 
 
-class KeyTaken(Exception):
-    """A key was used before; roll back what was claimed of the others."""
-
-
 def put_new(dialect: Dialect, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
-    """Put rows by one statement. If a key was used before, put_unique() must do it.
-
-    Then it returns no ids, or raises KeyTaken if there are several rows.
-    """
+    """Put rows by one statement; returns no ids, and put_unique() must do it, if a key was used before."""
     keys = dialect.ids([row.dedup for row in rows if row.dedup is not None])
-    ids = dialect.put(cursor, {**_keeping(parameters), "new_keys": keys}, rows)
-    if not ids and len(rows) > 1:
-        raise KeyTaken
-    return ids
+    return dialect.put(cursor, {**_keeping(parameters), "new_keys": keys}, rows)
 
 
 def put_unique(

@@ -16,7 +16,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import KeyTaken, are_distinct, cleans, put_new, put_unique
+from kmqpy.storages.sql.dedup_keys import are_distinct, cleans, put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -216,9 +216,7 @@ class SqlEngine:
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
         if is_unique and not cleaning and "put_new" in self._sql and are_distinct(rows):
-            new = partial(put_new, self._dialect, parameters=parameters, rows=rows)
-            with suppress(KeyTaken):
-                ids = self._run(new, several=len(rows) > 1, repeatable=False)
+            ids = self._run(lambda cursor: put_new(self._dialect, cursor, parameters, rows), repeatable=False)
         ids = ids or self._run(put, several=several, repeatable=False)
         self._arrived(queue)
         return ids

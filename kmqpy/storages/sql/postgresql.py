@@ -296,23 +296,25 @@ class PostgreSql(ServerDialect):
         numbers = groups and parameters["in_groups"]
         name = "put" if ids is None else "put_numbered"
         name = "put_new" if "new_keys" in parameters else name
-        cursor.execute(
-            self.sql[name],
-            {
-                **parameters,
-                "ids": ids and _array(ids),
-                "bodies": bodies,
-                "keys": keys,
-                "headers": headers,
-                "delays": delays,
-                "priorities": priorities,
-                "digests": digests,
-                "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
-                "groups": groups,
-                "behind": is_behind(parameters, rows) if numbers else None,
-            },
-        )
-        return [one for (one,) in cursor.fetchall()]
+        with suppress(psycopg.errors.UniqueViolation) if name == "put_new" else nullcontext():
+            cursor.execute(
+                self.sql[name],
+                {
+                    **parameters,
+                    "ids": ids and _array(ids),
+                    "bodies": bodies,
+                    "keys": keys,
+                    "headers": headers,
+                    "delays": delays,
+                    "priorities": priorities,
+                    "digests": digests,
+                    "group_ids": [group_id(parameters, row) for row in rows] if numbers else None,
+                    "groups": groups,
+                    "behind": is_behind(parameters, rows) if numbers else None,
+                },
+            )
+            return [one for (one,) in cursor.fetchall()]
+        return []
 
     def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
         """See Dialect."""

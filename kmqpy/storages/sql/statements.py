@@ -271,7 +271,7 @@ CROSS JOIN (
 ) AS new
 RETURNING id"""
 # Puts nothing if a key was used before: put_unique() knows more. If another put stores one meanwhile, this
-# claims the others, and must be rolled back.
+# violates the primary key, since ON CONFLICT would cost more.
 _NEW_KEYS = """WITH new AS MATERIALIZED ({new}), claimed AS (
     INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
     SELECT queue.id, new.dedup_key, new.id, {now} + :window_ms
@@ -279,7 +279,7 @@ _NEW_KEYS = """WITH new AS MATERIALIZED ({new}), claimed AS (
     WHERE NOT EXISTS (
         SELECT 1 FROM {dedup} WHERE queue = :queue AND dedup_key = ANY (CAST(:new_keys AS text[]))
     )
-    ORDER BY new.dedup_key ON CONFLICT DO NOTHING RETURNING message
+    ORDER BY new.dedup_key RETURNING message
 )
 """
 
@@ -287,7 +287,7 @@ _NEW_KEYS = """WITH new AS MATERIALIZED ({new}), claimed AS (
 def _put_new() -> str:
     before, new, after = re.split(r"CROSS JOIN \((.*)\) AS new", _PUT, flags=re.DOTALL)
     new = new.replace("unnest(", "unnest(CAST(:new_keys AS text[]),").replace("given(", "given(dedup_key,")
-    are_new = "WHERE (SELECT count(*) FROM claimed) = (SELECT count(*) FROM new)"
+    are_new = "WHERE EXISTS (SELECT 1 FROM claimed)"
     return f"{_NEW_KEYS.replace('{new}', new)}{before}CROSS JOIN new {are_new}{after}"
 
 
