@@ -18,7 +18,7 @@ SHELL := bash
 # Of pip's lines, those that say what takes time; errors it writes elsewhere.
 PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "  Installing"; fflush() }'
 
-.PHONY: help demo test test-all test-quick test-room test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model diagrams docs release-check lock clean
+.PHONY: help demo test test-all test-quick test-room test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model metrics-tables diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -120,6 +120,9 @@ fuzz: $(READY) ## hostile input, guided by coverage; ARGS="marker --seconds 60",
 
 model: $(READY) ## check the protocol with TLC, see spec/README.md; ARGS="--full" for large bounds
 	@$(BIN)/python -m spec $(ARGS)
+
+metrics-tables: $(READY) ## put the metrics' help texts into docs/metrics.md
+	@$(BIN)/python -m tests.docs.metrics_tables
 
 diagrams: ## draw docs/*.dot (needs npm)
 	for file in docs/*.dot; do npx --yes @hpcc-js/wasm-graphviz-cli@1.11.2 -K dot -T svg $$file > $${file%.dot}.svg; done

@@ -87,10 +87,8 @@ def summary(
             lines.append(f"| {storage}: {name} | {' | '.join(cells)} |")
             used += [row for row in own if row is not None]
     turns, sizes = _turns(used), ", small sizes" * meta["quick"]
-    lines += [
-        "",
-        f"{meta['when']}, {meta['system']}, {meta['cores']} cores{sizes}; medians of {turns}.",
-    ]
+    how = "one run" if turns == 1 else f"medians of {turns}"
+    lines += ["", f"{meta['when']}, {meta['system']}, {meta['cores']} cores{sizes}; {how}."]
     return "\n".join(lines)
 
 

@@ -1,8 +1,7 @@
 """A hook of MkDocs: adds README.md as the first page, and the files outside of docs/ that pages link to.
 
-It also puts in the tables of site_tables.py, keeps the columns of docstrings, refuses pages that would fetch
-something from elsewhere when they are read, and writes llms.txt: the pages of the navigation, for programs
-that read the site.
+It also keeps the columns of docstrings, refuses pages that would fetch something from elsewhere when they are
+read, and writes llms.txt: the pages of the navigation, for programs that read the site.
 """
 
 import posixpath
@@ -14,7 +13,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
-from site_tables import with_tables  # MkDocs finds what stands beside a hook
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
@@ -51,7 +49,6 @@ def on_nav(nav: Navigation, **_: object) -> None:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Make links fit the site, where docs/ and the root of the repository are one folder."""
     _first_sentences[page.file.src_uri] = _first_sentence(markdown)
-    markdown = with_tables(markdown)
     folder = posixpath.dirname(page.file.src_uri)
     markdown = _TO_ANYTHING.sub(lambda match: _without_folder(match, page.file), markdown)
     return _LINK.sub(lambda match: posixpath.relpath(_place(match[1], page.file), folder or "."), markdown)

@@ -35,7 +35,7 @@ _MAX_NAME = 200
 """The most characters of a group and of a dedup id."""
 
 _Terms = tuple[bytes | None, Headers, int, int, None, str | None]
-"""The fields of a NewRow after its body, without the last."""
+"""The fields of a NewRow after its body, without its dedup key."""
 
 
 class QueueOptions(TypedDict, total=False):
@@ -180,7 +180,7 @@ class BaseQueue(Closeable):
         priority: int,
         group: str | None,
     ) -> _Terms:
-        """The fields of a NewRow after its body; send_many() computes them once for all plain bodies."""
+        """See _Terms; send_many() computes them once for all plain bodies."""
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._settings.max_delay_ms:
             raise MessageError(f"delay: {delay!r} is longer than max_delay_ms, {self._settings.max_delay_ms}")

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,13 +126,3 @@ def test_every_target_of_make_that_a_page_names_is_there(page: Path) -> None:
 )
 def test_what_is_not_there_is_found(line: str, wrong: list[str]) -> None:
     assert [unknown(words) for words in typed(f"```sh\n{line}\n```\n", "kmq")] == [wrong]
-
-
-def test_the_list_of_modules_has_each_and_what_it_is_for() -> None:
-    sys.path.append(str(ROOT / "docs"))
-    from site_tables import modules, with_tables
-
-    page = with_tables((ROOT / "docs/modules.md").read_text())
-    found = dict(modules())
-    assert len(found) > 300
-    assert [file for file, told in found.items() if not told or f"| `{file}` | " not in page] == []

@@ -61,14 +61,11 @@ class Mutant:
         if self.simulated:
             return
         file, *names = self.caught_by.split("::")
-        found = _parsed(tree / file)
-        marks = (
-            []
-            if found is None
-            else [ast.unparse(node) for node in found.body if isinstance(node, ast.Assign)]
-        )
+        found: ast.AST | None = _parsed(tree / file)
+        marks: list[str] = []
         for name in names:
-            inside = [] if found is None else ast.iter_child_nodes(found)
+            inside = getattr(found, "body", [])
+            marks += [ast.unparse(node) for node in inside if isinstance(node, ast.Assign)]
             found = next((node for node in inside if getattr(node, "name", None) == name), None)
             marks += map(ast.unparse, getattr(found, "decorator_list", []))
         if found is None or not names:

@@ -163,7 +163,7 @@ def test_the_summary_has_a_line_for_each_peer_and_says_what_is_missing():
         "| Small: kmqpy | 500 | - |",
         "| Small: share | - | - |",
     ]
-    assert lines[-1] == "2026-01-02, x, 2 cores, small sizes; medians of 1."
+    assert lines[-1] == "2026-01-02, x, 2 cores, small sizes; one run."
 
 
 def test_a_work_that_was_measured_again_later_stands_there_alone():

@@ -33,16 +33,20 @@ def test_each_mutant_fits_the_source_and_names_a_test(mutant):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "name"),
     [
-        "pytestmark = [pytest.mark.slow, pytest.mark.breadth]\n\n\ndef test_it(): ...\n",
-        "@pytest.mark.parametrize('n', [1])\n@pytest.mark.breadth\ndef test_it(n): ...\n",
+        ("pytestmark = [pytest.mark.slow, pytest.mark.breadth]\n\n\ndef test_it(): ...\n", "test_it"),
+        ("@pytest.mark.parametrize('n', [1])\n@pytest.mark.breadth\ndef test_it(n): ...\n", "test_it"),
+        (
+            "class TestA:\n    pytestmark = pytest.mark.breadth\n    def test_it(self): ...\n",
+            "TestA::test_it",
+        ),
     ],
 )
-def test_what_catches_a_mutant_runs_in_make_test(source, text):
+def test_what_catches_a_mutant_runs_in_make_test(source, text, name):
     (source / "tests/unit/test_it.py").write_text(text)
     with pytest.raises(Stale, match="make test does not run it"):
-        MUTANT.check_catcher(source)
+        replace(MUTANT, caught_by=f"tests/unit/test_it.py::{name}").check_catcher(source)
 
 
 def test_there_are_enough_and_in_every_area():

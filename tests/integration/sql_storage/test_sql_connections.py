@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pymysql
 import pytest
 from sql_support import Place
 
-from kmqpy.errors import Unavailable
+from kmqpy.errors import AccessDenied, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 
@@ -98,6 +99,18 @@ def test_a_server_that_is_read_only_for_a_while_is_waited_for(
             sending.result(30)
             (message,) = queue.receive()
             message.ack()
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_the_first_error_of_statements_sent_at_once_is_told(
+    place: Place, user: tuple[str, Callable[[str], None]]
+) -> None:
+    url, _ = user
+    with queue_for(f"{url}&queue=q&create=true&order=group") as queue:
+        queue.send("a", group="g")
+        place.execute(f"REVOKE UPDATE ON {place.names.tables['messages']} FROM {urlsplit(url).username}")
+        with pytest.raises(AccessDenied, match="permission denied for table"):
+            queue.receive(wait=0)
 
 
 @pytest.mark.parametrize("place", SERVERS, indirect=True)

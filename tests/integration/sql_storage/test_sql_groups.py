@@ -277,14 +277,18 @@ def until_acknowledged(place: Place) -> Iterator[Queue]:
         yield storage.open("u")
 
 
-def test_who_waits_for_a_dedup_id_sees_its_message(place: Place, until_acknowledged: Queue) -> None:
+@pytest.mark.parametrize("names", ["d", "zda"])
+def test_who_waits_for_a_dedup_id_sees_its_message(
+    place: Place, until_acknowledged: Queue, names: str
+) -> None:
+    batch = [OutgoingMessage(one, dedup_id=one) for one in names]
     with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
         first = until_acknowledged.send("1", dedup_id="d", transaction=connection)
-        second = thread.submit(until_acknowledged.send, "2", dedup_id="d")
+        second = thread.submit(until_acknowledged.send_many, batch)
         wait([second], timeout=0.3)
         connection.commit()
-        assert second.result() == first
-    assert taken(until_acknowledged, 9) == ["1"]
+        assert second.result()[names.index("d")] == first
+    assert taken(until_acknowledged, 9) == ["1", *names.replace("d", "")]
 
 
 def test_a_snapshot_hides_no_message_with_a_dedup_id(place: Place, until_acknowledged: Queue) -> None:
