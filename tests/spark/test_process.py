@@ -11,7 +11,7 @@ from pathlib import Path
 import foreign_headers
 import pytest
 from pyspark.errors import StreamingQueryException
-from support import delete_topic, make_topic, until
+from support import delete_topic, until
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import wait_until
@@ -561,9 +561,7 @@ def test_a_query_goes_on_when_lanes_were_added_or_removed_and_not_in_recreated_o
         assert run.settled()
     with Admin(run.queue.connection, run.queue.zookeeper) as admin:
         for lane in run.queue.settings.lanes()[:-1]:
-            delete_topic(
-                run.queue.topics, lane.name
-            )  # else their removal waits until nothing has come for long
+            delete_topic(run.queue.topics, lane.name)  # else remove_lanes() waits for long
         admin.alter_queue(run.queue.name, retry_lane=False, priorities=1)
         run.queue.settings = admin.remove_lanes(run.queue.name)
         run.queue.send("c")
