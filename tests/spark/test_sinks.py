@@ -282,12 +282,12 @@ def test_a_place_with_rows_of_another_queue(tmp_path, form):
         target.bind("others", "id")
         return
     for _ in range(2):
-        target.bind("jobs__priority1", "id 1", "__priority1")
+        target.bind("jobs__priority1", "id-1", "__priority1")
         target.bind("jobs", "id")
     with pytest.raises(ConfigError, match=r"rows.*' has rows of queue 'jobs', not of 'others'; name another"):
         target.bind("others", "id")
     with pytest.raises(ConfigError, match="of a lane 'jobs__priority1' whose topic was deleted"):
-        target.bind("jobs__priority1", "id 3", "__priority1")
+        target.bind("jobs__priority1", "id-2", "__priority1")
     with pytest.raises(ConfigError, match="of a queue 'jobs' whose topic was deleted and recreated since"):
         target.bind("jobs", "id 2")
 

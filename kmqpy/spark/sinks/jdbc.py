@@ -142,17 +142,18 @@ class JdbcTarget(Target):
         return no_nul(schema) if self._kind == POSTGRESQL else ()
 
     def _noted_queue(self, queue: str, ending: str) -> str:
-        table, own = self._table("_kmq_queue"), f"{queue} {ending}".rstrip()  # a row for each lane
+        table = self._table("_kmq_queue")
         with self._connected() as connection:
             connection.execute("begin")
             connection.execute(f"create table if not exists {table} (queue varchar(400))")
             rows = [str(row).split(" ") for (row,) in connection.execute(f"select queue from {table}")]
-            noted = [row[:2] for row in rows if row[2:] == ([ending] if ending else [])]
+            # That of a lane has one word more, its ending.
+            noted = [" ".join(row[:2]) for row in rows if row[2:] == ending.split()]
             if not noted:
-                text = own.replace("'", "''")
+                text = f"{queue} {ending}".rstrip().replace("'", "''")
                 connection.execute(f"insert into {table} (queue) values ('{text}')")
             connection.execute("commit")
-        return next((" ".join(one) for one in noted if " ".join(one) != queue), queue)
+        return next((one for one in noted if one != queue), queue)
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
