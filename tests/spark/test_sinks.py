@@ -232,7 +232,12 @@ def _upserts(spark, target):
         ),
         ({"format": "jdbc", "path": "jdbc:sqlite:x", "checkpoint": "c"}, "which table"),
         (
-            {"format": "jdbc", "path": "jdbc:postgresql:x", "options": {"table": f"a.{'t' * 58}"}},
+            {
+                "path": "jdbc:postgresql:x",
+                "format": "jdbc",
+                "options": {"table": f"a.{'t' * 58}"},
+                "checkpoint": "c",
+            },
             "PostgreSQL cuts names",
         ),
         ({"format": "kafka"}, "checkpoint: name a folder"),
