@@ -241,8 +241,9 @@ class Acknowledger(StreamingQueryListener):
         except Exception:  # messages that were not acknowledged are redelivered
             _log.exception("acknowledging failed", extra={"queue": self._queue.name})
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802, ARG002
         """See StreamingQueryListener."""
+        self._look_at_lanes()  # a query that is idle may be so because all that comes goes to a new lane
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """See StreamingQueryListener."""

@@ -40,7 +40,7 @@ def bind_checkpoint(
         return
     whose = f"of queue {noted['queue']!r}, not of {queue!r}"
     if noted["queue"] is None:
-        whose = "of an unknown queue: its file 'kmq' can't be read"
+        whose = f"of an unknown queue: its file 'kmq{ending}' can't be read"
     elif noted["queue"] == queue:
         what = "lane" if ending else "queue"
         whose = f"of a {what} {queue!r} whose topics have been deleted and recreated since"

@@ -21,7 +21,7 @@ from kmqpy.kafka.group_commits import group_commits
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.records import message_headers
-from kmqpy.kafka.message_headers import first_place, redelivery_count
+from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -31,7 +31,7 @@ from kmqpy.spark import isolation
 from kmqpy.spark.checkpoint import RememberedFailures
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.isolation import FAILED_PREFIX
-from kmqpy.spark.lanes import Lanes, LaneWriter, base_of
+from kmqpy.spark.lanes import Lanes, LaneWriter, first_record
 from kmqpy.spark.taker import read_taken
 from kmqpy.worker.outcome import shortened
 
@@ -109,7 +109,7 @@ class LeftoverMessages:
         found: dict[Place, Headers] = {}
         if len(failed) <= isolation.MAX_REMEMBERED_BATCH:
             found = self._read_headers(failed)
-        first_copies = {place: self._first_copy(headers) or place for place, headers in found.items()}
+        first_copies = {place: self._first_record(place, headers) for place, headers in found.items()}
         before = remembered.load()
         memory = isolation.remember(first_copies.values(), left.progress, before)
         if memory != before:
@@ -159,13 +159,9 @@ class LeftoverMessages:
                 found |= {(base + p, offset): message_headers(one) for (p, offset), one in records.items()}
         return found
 
-    def _first_copy(self, headers: Headers) -> Place | None:
-        """The place of the first copy of a message, by its headers."""
-        one = first_place(headers)
-        if one is None:
-            return None
-        lane = f"{self._queue.queue_name}__{one.lane}" if one.lane else self._queue.queue_name
-        return (base_of(lane, self._queue) or 0) + one.partition, one.number
+    def _first_record(self, place: Place, headers: Headers) -> Place:
+        lane, partition = self._lanes.place(place[0])
+        return first_record(headers, lane, (partition, place[1])) or place
 
     def _read_leftovers(self) -> _Leftovers:
         taken: dict[Place, Entry] = {}

@@ -16,9 +16,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.markers.codec import Marker
+from kmqpy.kafka.message_headers import first_place
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import LANE_SUFFIXES, KafkaConnection, QueueSettings
+from kmqpy.message import Headers
 
 _STEP = 100_000_000
 """More than the partitions of any topic."""
@@ -47,19 +51,34 @@ def numbered_partition(queue: QueueSettings) -> Column:
     return found
 
 
-def original_partition(queue: QueueSettings, partition: Column, topic: Column) -> Column:
-    """The number of the partition in which a message was sent first.
+def first_record(headers: Headers, lane: QueueSettings, own: Place) -> Place | None:
+    """The place, with its numbered partition, where the message at `own` of this lane was sent first.
 
-    partition, topic  the headers that say so on copies; the topic is there if it is not the main lane
+    None if it is no copy, or its headers can't be true: see first_place().
     """
-    name = queue.queue_name
-    bases = {name: 0, **{f"{name}{suffix}": base for suffix, base in _BASES.items()}}
+    first = first_place(headers, lane, own)
+    if first is None or first.partition >= _STEP:
+        return None
+    return (_BASES[f"__{first.lane}"] if first.lane else 0) + first.partition, first.number
+
+
+def first_record_columns(
+    queue: QueueSettings, partition: Column, offset: Column, topic: Column
+) -> tuple[Column, Column]:
+    """The same as first_record() of each row, but for a message that is no copy its own place.
+
+    partition, offset, topic  the headers that say so on copies
+    """
+    bases = {"": 0, **{f"{queue.queue_name}{suffix}": base for suffix, base in _BASES.items()}}
     known = F.create_map(*(F.lit(one) for pair in bases.items() for one in pair))
-    base = F.try_element_at(known, F.coalesce(topic, F.lit(name)))
+    first = partition.try_cast("int") + F.try_element_at(known, F.coalesce(topic, F.lit("")))
     own = numbered_partition(queue) if queue.has_lanes and queue.lane_of is None else F.col("partition")
     own = own + (base_of(queue.name, queue) or 0) if queue.lane_ending else own
-    # The sum of a null is not evaluated further: only copies are searched for the second header.
-    return F.coalesce(F.try_add(partition, base), own)
+    may_be = first.isNotNull() & (offset >= 0) & ((first != own) | (offset < F.col("offset")))
+    place = F.when(may_be, F.struct(first.alias("partition"), offset.alias("offset")))
+    # A `when` within a `when`, so that only copies are searched for the other headers.
+    place = F.when(partition.between(0, _STEP - 1), place)
+    return F.coalesce(place["partition"], own), F.coalesce(place["offset"], "offset")
 
 
 def lane_numbers(base: int) -> range:
@@ -70,13 +89,16 @@ def lane_numbers(base: int) -> range:
 class Lanes:
     """The lanes of a queue that one query reads, by the numbers of their partitions.
 
-    A lane of QueueSettings.lanes_apart() is read alone, and its partitions keep their numbers.
+    Raises ConfigError for one of QueueSettings.lanes_apart(), of which a query would take part of a queue.
     """
 
     def __init__(self, queue: QueueSettings) -> None:
-        apart = queue.lane_of is not None
-        lanes = ((0 if apart else base_of(lane.name, queue) or 0, lane) for lane in reversed(queue.lanes()))
-        self._lanes = dict(lanes)
+        if queue.lane_of is not None:
+            raise ConfigError(
+                f"queue: {queue.name!r} is a lane of {queue.lane_of!r}: give the queue itself; one query "
+                "has all its lanes"
+            )
+        self._lanes = {base_of(lane.name, queue) or 0: lane for lane in reversed(queue.lanes())}
 
     def __len__(self) -> int:
         return len(self._lanes)

@@ -29,6 +29,7 @@ from kmqpy.spark import json_rows
 from kmqpy.spark.acknowledge import OnSkipped
 from kmqpy.spark.checkpoint import error_line, identity_of
 from kmqpy.spark.functions import FrameFunction
+from kmqpy.spark.lanes import Lanes
 from kmqpy.spark.portable import portable
 from kmqpy.spark.process import (
     DEFAULT_LEASE_S,
@@ -181,8 +182,9 @@ def run_pipeline(
         json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
     with portable(spark), KmqSpark(spark, connection, queue, on_skipped=on_skipped) as kmq:
+        lanes = Lanes(kmq.queue).bases()
         target.check(spark, wanted)
-        for lane in reversed(kmq.queue.lanes()):  # the main lane first
+        for _, lane in lanes:
             ending = lane.name.removeprefix(kmq.queue.name)
             if ending != RETRY_SUFFIX:  # no message is sent first to the retry lane
                 target.bind(lane.name, Topics(connection).check(lane).ids.queue, ending)

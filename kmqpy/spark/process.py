@@ -31,7 +31,7 @@ from kmqpy.spark.checkpoint import RememberedFailures, bind_checkpoint, error_li
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import DEFAULT_BACKOFF, FailurePolicy
 from kmqpy.spark.functions import FrameFunction, RowFunction
-from kmqpy.spark.lanes import Lanes, numbered_partition, original_partition
+from kmqpy.spark.lanes import Lanes, first_record_columns, numbered_partition
 from kmqpy.spark.records import check_options, committed_starts, stream_topics
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.session import enlarge_arrow_batches
@@ -410,12 +410,12 @@ class Processing:
         partition, offset, due = (
             number(header_text(name)) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET, DELIVER_AT)
         )
-        partition = original_partition(self.queue, partition.try_cast("int"), header_text(ORIGINAL_TOPIC))
+        partition, offset = first_record_columns(self.queue, partition, offset, header_text(ORIGINAL_TOPIC))
         return records.select(
             *("key", "value", "headers", "topic", "partition", "offset", "timestamp"),
             F.least(count + 1, F.lit(MAX_ATTEMPTS)).cast("int").alias("attempts"),
             partition.alias("original_partition"),
-            F.coalesce(offset, "offset").alias("original_offset"),
+            offset.alias("original_offset"),
             due.alias("deliver_at_ms"),
         )
 

@@ -42,7 +42,8 @@ class KmqSpark(Processing):
         spark: A session made ready by configure_spark_with_kmq, which may be one of Spark Connect.
         bootstrap: Kafka, `host:port[,host:port]`, or a KafkaConnection, which has settings of security.
         queue: The queue's name, or QueueSettings; fields that you leave out come from the queue's stored
-            settings, and fields that contradict them raise ConfigError.
+            settings, and fields that contradict them raise ConfigError. One of QueueSettings.lanes_apart()
+            has frames of that lane, and no queries.
         options: For Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client.
         on_skipped: Called, in a thread of Spark's listeners, with the number of offsets that a query of
             read_stream() has skipped, because Kafka had deleted their messages (a purge, retention).

@@ -43,19 +43,11 @@ from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.markers.records import have_headers, message_headers
-from kmqpy.kafka.message_headers import (
-    DELIVER_AT,
-    ORIGINAL_OFFSET,
-    ORIGINAL_PARTITION,
-    ORIGINAL_TOPIC,
-    int_header,
-    redelivery_count,
-)
+from kmqpy.kafka.message_headers import DELIVER_AT, int_header, redelivery_count
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import settings_of
 from kmqpy.kafka.topics import QueueTopics, Topics
-from kmqpy.message import last_header
-from kmqpy.spark.lanes import Lanes, base_of, by_base
+from kmqpy.spark.lanes import Lanes, base_of, by_base, first_record
 from kmqpy.spark.records import committed_starts
 from kmqpy.spark.taker import for_executors
 
@@ -393,18 +385,7 @@ def _add_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, An
     with contextlib.suppress(DecodeError):
         count = redelivery_count(headers, queue.redelivery_count_header)
         columns["attempts"][row] = min(count + 1, MAX_ATTEMPTS)
-    for name, column in (
-        (ORIGINAL_PARTITION, "original_partition"),
-        (ORIGINAL_OFFSET, "original_offset"),
-        (DELIVER_AT, "deliver_at_ms"),
-    ):
-        try:
-            number = int_header(headers, name)
-        except DecodeError:
-            continue
-        if number is not None and column == "original_partition":
-            topic = last_header(headers, ORIGINAL_TOPIC) or queue.queue_name.encode()
-            base = base_of(topic.decode("utf-8", "replace"), queue)
-            number = None if base is None or not -(2**31) <= number + base < 2**31 else number + base
-        if number is not None:
-            columns[column][row] = number
+    with contextlib.suppress(DecodeError):
+        columns["deliver_at_ms"][row] = int_header(headers, DELIVER_AT)
+    if place := first_record(headers, queue, (columns["partition"][row], columns["offset"][row])):
+        columns["original_partition"][row], columns["original_offset"][row] = place

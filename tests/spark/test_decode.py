@@ -2,18 +2,24 @@
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
 from frames import frame_of as frame_of_records
 from frames import naive
+from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, MAX_SPAN, TAKEN_LATE, Marker, Op
 from kmqpy.kafka.markers.lineage import COPY
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.spark import KmqSpark
 from kmqpy.spark.decode import decode_markers, each_message, number
+from kmqpy.spark.lanes import base_of, first_record
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
 WHEN_MS = 1_795_262_400_123
@@ -222,3 +228,22 @@ def test_numbers_in_headers(spark):
     frame = spark.createDataFrame([(text,) for text in texts], "text string")
     found = [row[0] for row in frame.select(number(frame["text"])).collect()]
     assert found == [12, -3, None, None, None, None, None, None, None]
+
+
+def test_both_sources_believe_the_same_headers_about_first_records(spark):
+    queue = QueueSettings.stored({"name": "q", "retry_lane": True, "priorities": 3, "markers": "range"})
+    partitions = (None, b"0", b"1", b"-1", b"100000000", b"9999999999", b"x")
+    topics = (None, b"", b"q", b"q__retry", b"q__priority9", b"q__priority10", b"other__priority1", b"\xff")
+    given = list(product(partitions, (None, b"5", b"77", b"-1"), topics))
+    names = ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TOPIC
+    told = [[one for one in zip(names, values, strict=True) if one[1] is not None] for values in given]
+    frame = frame_of_records(spark, [(0, 77, at, None, None, headers) for at, headers in enumerate(told)])
+    for lane in queue.lanes_apart():
+        own = base_of(lane.name, queue), 77
+        expected = [first_record(tuple(headers), lane, (0, 77)) or own for headers in told]
+        for settings in (queue, lane):
+            kmq = KmqSpark(spark, KafkaConnection(bootstrap="127.0.0.1:1"), settings)
+            rows = kmq._with_columns(frame.withColumn("topic", F.lit(lane.name))).orderBy("timestamp")
+            found = rows.select("original_partition", "original_offset").collect()
+            assert [tuple(row) for row in found] == expected, lane.name
+        assert len(set(expected)) > 10

@@ -363,5 +363,5 @@ def test_a_sink_has_each_message_of_all_lanes_once(spark, make_queue, tmp_path):
     assert settled(queue)
     delete_topic(queue.topics, f"{queue.name}__priority1")
     make_topic(queue.topics, f"{queue.name}__priority1")
-    with pytest.raises(ConfigError, match=r"of a queue '.*__priority1' whose topic was deleted"):
+    with pytest.raises(ConfigError, match=r"of a lane '.*__priority1' whose topic was deleted"):
         run()

@@ -11,7 +11,7 @@ from pathlib import Path
 import foreign_headers
 import pytest
 from pyspark.errors import StreamingQueryException
-from support import delete_topic, make_topic, until
+from support import delete_topic, until
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import wait_until
@@ -537,7 +537,7 @@ def test_one_query_has_all_lanes_of_a_queue(make_run):
     assert commits[0] >= 4
 
 
-def test_a_query_goes_on_in_lanes_that_were_added_and_not_in_recreated_ones(spark, make_run):
+def test_a_query_goes_on_when_lanes_were_added_or_removed_and_not_in_recreated_ones(spark, make_run):
     run = make_run()
     run.queue.send(*bodies(3))
 
@@ -559,10 +559,21 @@ def test_a_query_goes_on_in_lanes_that_were_added_and_not_in_recreated_ones(spar
         once(kmq)
         assert run.got == Counter([*bodies(3), "a", "ua", "b", "ub"])
         assert run.settled()
-        delete_topic(run.queue.topics, f"{run.queue.name}__priority1")
-        make_topic(run.queue.topics, f"{run.queue.name}__priority1")
-        with pytest.raises(ConfigError, match=r"of a lane '.*__priority1' whose topics have been deleted"):
+    with Admin(run.queue.connection, run.queue.zookeeper) as admin:
+        for lane in run.queue.settings.lanes()[:-1]:
+            delete_topic(run.queue.topics, lane.name)  # else remove_lanes() waits for long
+        admin.alter_queue(run.queue.name, retry_lane=False, priorities=1)
+        run.queue.settings = admin.remove_lanes(run.queue.name)
+        run.queue.send("c")
+        with KmqSpark(spark, run.queue.connection, run.queue.name) as kmq:
             once(kmq)
+        assert run.got == Counter([*bodies(3), "a", "ua", "b", "ub", "c"])
+        admin.alter_queue(run.queue.name, **LANES)
+    with (
+        KmqSpark(spark, run.queue.connection, run.queue.name) as kmq,
+        pytest.raises(ConfigError, match=r"of a lane '.*__priority1' whose topics have been deleted"),
+    ):
+        once(kmq)
 
 
 def test_what_a_killed_query_left_in_all_lanes_comes_again(spark, make_run):

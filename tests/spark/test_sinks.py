@@ -231,6 +231,15 @@ def _upserts(spark, target):
             "use jdbc:postgresql:… or jdbc:sqlite:…",
         ),
         ({"format": "jdbc", "path": "jdbc:sqlite:x", "checkpoint": "c"}, "which table"),
+        (
+            {
+                "path": "jdbc:postgresql:x",
+                "format": "jdbc",
+                "options": {"table": f"a.{'t' * 58}"},
+                "checkpoint": "c",
+            },
+            "PostgreSQL cuts names",
+        ),
         ({"format": "kafka"}, "checkpoint: name a folder"),
         ({"path": "nope://x/y"}, "out: 'nope://x/y' can't be used"),
         ({"partition_by": ("nope",)}, "partition by: no column 'nope'"),
@@ -277,8 +286,13 @@ def test_a_place_with_rows_of_another_queue(tmp_path, form):
     if form == "kafka":  # where rows have no place of their own, and none is left out
         target.bind("others", "id")
         return
+    for _ in range(2):
+        target.bind("jobs__priority1", "id-1", "__priority1")
+        target.bind("jobs", "id")
     with pytest.raises(ConfigError, match=r"rows.*' has rows of queue 'jobs', not of 'others'; name another"):
         target.bind("others", "id")
+    with pytest.raises(ConfigError, match="of a lane 'jobs__priority1' whose topic was deleted"):
+        target.bind("jobs__priority1", "id-2", "__priority1")
     with pytest.raises(ConfigError, match="of a queue 'jobs' whose topic was deleted and recreated since"):
         target.bind("jobs", "id 2")
 

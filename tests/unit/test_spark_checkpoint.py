@@ -2,6 +2,8 @@
 
 import pytest
 
+from kmqpy.errors import ConfigError
+from kmqpy.spark import checkpoint
 from kmqpy.spark.checkpoint import cause
 
 PYTHON = """org.apache.spark.sql.streaming.StreamingQueryException: [FOREACH_BATCH] An error
@@ -45,3 +47,9 @@ Caused by: java.io.EOFException
 )
 def test_the_cause(failure, expected):
     assert cause(failure) == expected
+
+
+def test_the_file_of_a_lane_that_cant_be_read(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_noted", lambda *_: {"queue": None, "topic_id": None})
+    with pytest.raises(ConfigError, match="its file 'kmq__priority1' can't be read"):
+        checkpoint.bind_checkpoint(None, "folder", "q__priority1", "id", "q")

@@ -6,7 +6,7 @@ import pytest
 
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.message_headers import FirstPlace
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TOPIC
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import lanes, source, taker
 from kmqpy.spark.failed_query import LeftoverMessages
@@ -27,8 +27,13 @@ def test_what_is_kept_without_a_lane_is_of_the_main_lane():
     assert (lane.name, lane.markers_topic, partition) == ("q__retry", "q__retry__markers", 7)
     assert Lanes(QUEUE).place(7)[0] == QUEUE
     assert not Lanes(QUEUE).has(300_000_000)
-    for plain in (QueueSettings(name="q"), *QUEUE.lanes_apart()):
-        assert [(base, lane.name) for base, lane in Lanes(plain).bases()] == [(0, plain.name)]
+    assert [(base, lane.name) for base, lane in Lanes(QueueSettings(name="q")).bases()] == [(0, "q")]
+
+
+def test_a_query_is_given_the_queue_and_no_lane_alone():
+    for lane in QUEUE.lanes_apart():
+        with pytest.raises(ConfigError, match=f"'{lane.name}' is a lane of 'q': give the queue itself"):
+            Lanes(lane)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +104,30 @@ def test_a_task_takes_from_the_lane_of_each_message(monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    ("first", "place"),
-    [(FirstPlace(1, 5), (1, 5)), (FirstPlace(1, 5, "priority2"), (URGENT + 1, 5)), (None, None)],
-)
-def test_a_message_that_failed_is_remembered_by_the_lane_of_its_first_record(monkeypatch, first, place):
-    monkeypatch.setattr("kmqpy.spark.failed_query.first_place", lambda _: first)
-    assert LeftoverMessages(QUEUE, KafkaConnection(), None)._first_copy(()) == place
+ORIGINALS = [
+    ("5", None, None),
+    ("5", "q__priority2", URGENT),
+    ("99", None, "own"),  # behind the message itself
+    ("99", "q__priority2", URGENT),
+    (None, None, "own"),
+    ("-1", None, "own"),
+    ("5", "q__priorities", "own"),
+    ("5", "other__priority1", "own"),  # forwarded from another queue
+]
+"""The headers of a message at partition 0, offset 77 of the main lane: offset and topic; then which partition
+its first record has."""
+
+
+@pytest.mark.parametrize(("offset", "topic", "base"), ORIGINALS)
+def test_a_message_is_named_by_its_first_record_if_its_headers_can_be_true(offset, topic, base):
+    given = {ORIGINAL_PARTITION: "0", ORIGINAL_OFFSET: offset, ORIGINAL_TOPIC: topic}
+    headers = tuple((name, value.encode()) for name, value in given.items() if value is not None)
+    place = (0, 77) if base == "own" else (base or 0, int(offset))
+    found = {"headers": [None], "attempts": [1], "deliver_at_ms": [None]}
+    found |= {"partition": [0], "offset": [77], "original_partition": [0], "original_offset": [77]}
+    source._add_headers(QUEUE, headers, found, 0)
+    assert (found["original_partition"], found["original_offset"]) == ([place[0]], [place[1]])
+    assert LeftoverMessages(QUEUE, KafkaConnection(), None)._first_record((0, 77), headers) == place
 
 
 @pytest.mark.parametrize(

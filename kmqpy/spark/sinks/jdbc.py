@@ -34,6 +34,8 @@ PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
 
 _DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
 _JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
+_MAX_POSTGRESQL_BYTES = 63 - len("_kmq_s")
+"""PostgreSQL uses the first 63 bytes of a name: the tables beside a table must differ in these."""
 _CONNECT_TIMEOUT_S = 30
 """How long the driver waits for a connection to PostgreSQL, or for another writer of the SQLite database."""
 
@@ -48,6 +50,11 @@ class JdbcTarget(Target):
             raise ConfigError(f"out: unsupported URL of a database {self.sink.path!r}: use {known}")
         if not self.sink.options.get("table"):
             raise ConfigError("out: which table? Name it: --option table=NAME")
+        if self._kind == POSTGRESQL and len(self._names[-1].encode()) > _MAX_POSTGRESQL_BYTES:
+            raise ConfigError(
+                f"out: table {self._names[-1]!r}: PostgreSQL cuts names, and would take NAME_kmq_stage and "
+                f"NAME_kmq_queue for one table; choose a name of at most {_MAX_POSTGRESQL_BYTES} bytes"
+            )
         if self.sink.partition_by:
             raise ConfigError("partition by: a table of a database has no folders")
 
@@ -86,8 +93,12 @@ class JdbcTarget(Target):
     def _kind(self) -> str:
         return next(kind for kind in _DRIVERS if self.sink.path.startswith(kind))
 
+    @property
+    def _names(self) -> list[str]:
+        return self.sink.options["table"].split(".")
+
     def _table(self, suffix: str) -> str:
-        *schemas, table = self.sink.options["table"].split(".")
+        *schemas, table = self._names
         return ".".join(map(_quoted, [*schemas, f"{table}{suffix}"]))
 
     def _properties(self) -> dict[str, str]:
@@ -115,7 +126,7 @@ class JdbcTarget(Target):
     def _insert_new(self, columns: Sequence[str]) -> None:
         """Copy from the stage table the rows of messages of which the table has no rows."""
         table, stage = self._table(""), self._table("_kmq_stage")
-        index = _quoted(f"{self.sink.options['table'].rpartition('.')[2]}_kmq_origin")
+        index = _quoted(f"{self._names[-1]}_kmq_origin")
         names, key = ", ".join(map(_quoted, columns)), ", ".join(map(_quoted, ORIGIN))
         same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE_COLUMNS)
         with self._connected() as connection:
@@ -131,16 +142,18 @@ class JdbcTarget(Target):
         return no_nul(schema) if self._kind == POSTGRESQL else ()
 
     def _noted_queue(self, queue: str, ending: str) -> str:
-        table = self._table(f"_kmq_queue{ending}")
+        table = self._table("_kmq_queue")
         with self._connected() as connection:
             connection.execute("begin")
             connection.execute(f"create table if not exists {table} (queue varchar(400))")
-            rows = connection.execute(f"select queue from {table}").fetchall()
-            if not rows:
-                text = queue.replace("'", "''")
+            rows = [str(row).split(" ") for (row,) in connection.execute(f"select queue from {table}")]
+            # That of a lane has one word more, its ending.
+            noted = [" ".join(row[:2]) for row in rows if row[2:] == ending.split()]
+            if not noted:
+                text = f"{queue} {ending}".rstrip().replace("'", "''")
                 connection.execute(f"insert into {table} (queue) values ('{text}')")
             connection.execute("commit")
-        return next((str(noted) for (noted,) in rows if noted != queue), queue)
+        return next((one for one in noted if one != queue), queue)
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:

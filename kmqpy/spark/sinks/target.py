@@ -67,7 +67,8 @@ class Target(ABC):
         if (name, noted_id) == (queue, topic_id):
             return
         if name == queue:
-            whose = f"of a queue {queue!r} whose topic was deleted and recreated since: other messages"
+            what = "lane" if ending else "queue"
+            whose = f"of a {what} {queue!r} whose topic was deleted and recreated since: other messages"
         raise ConfigError(f"out: {self.sink.path!r} has rows {whose}; name another place")
 
     def take_over(self, run: str) -> None:  # noqa: B027 (most sinks need nothing)
