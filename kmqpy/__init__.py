@@ -12,7 +12,7 @@ messages that were redelivered too often to a dead-letter topic.
             handle(message.body)
             client.ack(message)
 
-The public interface is the names in `__all__`, and the modules that docs/guide.md names. kmqpy imports a name
+The public interface is the names in `__all__`, and those that docs/api.md lists. kmqpy imports a name
 of `_MODULES` when a program first uses the name (PEP 562), so `import kmqpy` loads neither librdkafka nor any
 other dependency.
 """
