@@ -264,7 +264,7 @@ def moved(served, origin, target, base=QUEUE):
     answer = served.ask("POST", f"{base}/_move?from={origin}&to={target}")
     assert answer.status == 200, answer
     reference = answer.json["id"]
-    becomes(lambda: status_of_move(served, reference, base)["status"], "COMPLETE")
+    becomes(lambda: status_of_move(served, reference, base)["status"], "COMPLETE", 60)
     assert status_of_move(served, reference, base) == {"from": origin, "to": target, "status": "COMPLETE"}
     return reference
 

@@ -128,9 +128,11 @@ def test_a_take_finds_as_many_as_it_may_behind_messages_that_collapse(collapsing
     queue = collapsing()
     queue.send_many([*["a"] * 50, *["b", "a"] * 10, "c", "d", "e"])
     messages = queue.receive(4, lease=60) if queue.capabilities.immediate else take(queue, 4, lease=60)
-    assert [one.body for one in messages] == [b"a", b"b", b"c", b"d"]
+    bodies = [one.body for one in messages]
+    if queue.capabilities.fifo:  # else of several partitions
+        assert bodies == [b"a", b"b", b"c", b"d"]
     assert_sizes(queue, waiting=1, in_flight=4)
-    assert take_one(queue).body == b"e"
+    assert sorted([*bodies, take_one(queue).body]) == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_of_equal_messages_the_first_in_order_is_handed_out(collapsing: MakeQueue) -> None:
