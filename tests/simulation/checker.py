@@ -299,7 +299,8 @@ class Checker:
     def _check_copies(self) -> None:
         """Every copy that can be read ends what it replaces; others are duplicates to come.
 
-        Nobody can find a copy of a torn transaction whose claim was deleted before it was mended.
+        Nobody can find a copy of a torn transaction whose claim was deleted, or cut away with what it names,
+        before it was mended.
         """
         for (topic, partition), log in self.broker.logs.items():
             if topic.endswith(MARKERS_SUFFIX):
@@ -313,11 +314,20 @@ class Checker:
                     _is_torn(record)  # with the topics of its original, or with its claim
                     and (
                         bool(self.broker.past)
+                        or self._is_of_cut(record)
                         or any(_begin_of_transaction(one, record) < one.start for one in markers)
                     )
                 )
                 if record.is_data and record.by.startswith("tracker") and not record.has_end and not is_gone:
                     self.problems.append(f"a copy without end marker: {topic} {partition}@{record.at}")
+
+    def _is_of_cut(self, copy: Record) -> bool:
+        """Whether this is the copy of a message of another lane that was cut away: nothing is left to end."""
+        if self._names is None or ANCESTORS not in dict(copy.headers()):
+            return False
+        place = original_place(copy)
+        original = self._names.of((part_of(place.topic, place.partition), place.offset))
+        return original is not None and original.is_cut
 
     def _message(self, queue: Log, offset: int) -> Record | None:
         """The message at this offset; where logs may be cut back, the one that has this number."""
