@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.gateway.http import BodyTimeout, Call, ClientDisconnect, json_response, text_response
 from kmqpy.gateway.limits import Held, Limits, Overloaded, Share
 from kmqpy.gateway.metrics import GatewayMetrics
@@ -57,7 +57,6 @@ class GatewayApp:
         spoken: Sequence[tuple[str, Answer, Speaks]] = (),
         home: str = "",
         counted: Callable[[str, str, int], None] = lambda *_: None,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._dialects = {f"{base}/": (base, *found) for base, found in dialects.items()}
         self._spoken = spoken
@@ -66,7 +65,6 @@ class GatewayApp:
         self._busy = busy
         self._home = home
         self._counted = counted
-        self._clock = clock
         self._held = Held(limits.max_held_bytes)
         self._running = 0
         self._id_prefix = uuid4().hex[:12]
@@ -88,7 +86,7 @@ class GatewayApp:
         """Answer one request; see ASGI."""
         if scope["type"] != "http":
             return
-        started_s = self._clock.monotonic()
+        started_s = SYSTEM_CLOCK.monotonic()
         request = Request(scope, receive)
         call = Call(request, Share(self._held), self._limits, self._waiting)
         request_id = call.request_id = self._request_id(call)
@@ -164,7 +162,7 @@ class GatewayApp:
             return json_response(b'{"message":"internal error"}', 500)
 
     def _note(self, call: Call, dialect: str, response: Response, started_s: float, request_id: str) -> None:
-        seconds = self._clock.monotonic() - started_s
+        seconds = SYSTEM_CLOCK.monotonic() - started_s
         self._metrics.note_request(dialect, call.verb, response.status_code, seconds)
         if call.refused:
             self._metrics.refused.labels(call.refused).inc()

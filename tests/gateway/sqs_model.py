@@ -19,6 +19,13 @@ from typing import ClassVar
 
 from msgspec import Struct
 '''
+_END = '''
+
+REQUESTS: dict[str, type[Struct]] = {
+    name.removesuffix("Request"): found for name, found in globals().items() if name.endswith("Request")
+}
+"""The requests by the names of their actions."""
+'''
 _PLAIN = {"string": "str", "integer": "int", "long": "int", "boolean": "bool", "blob": "bytes"}
 
 
@@ -35,17 +42,14 @@ def text():
     for action in actions:
         _find(sqs.operation_model(action).input_shape, found)
     for shape in found.values():
-        action = shape.name.removesuffix("Request")
-        title = f"Input of {action}" if action in actions else "Part of a request"
         required = ", ".join(f'"{name}"' for name in shape.required_members)
         required += "," * (len(shape.required_members) == 1)
         parts.append(
-            f'\n\nclass {shape.name}(Struct, frozen=True, gc=False):\n    """{title}."""\n\n'
+            f"\n\nclass {shape.name}(Struct, frozen=True, gc=False):\n"
             f"    required: ClassVar[tuple[str, ...]] = ({required})\n"
             + "".join(f"    {name}: {_type(one)} | None = None\n" for name, one in shape.members.items())
         )
-    requests = "".join(f'    "{action}": {action}Request,\n' for action in actions)
-    parts.append(f"\n\nREQUESTS: dict[str, type[Struct]] = {{\n{requests}}}\n")
+    parts.append(_END)
     return "".join(parts)
 
 

@@ -241,7 +241,7 @@ def test_who_may_do_what(tmp_path) -> None:
     for action in ("post", "poll", "get_status", "manage"):
         key, secrets[action] = new_key(action, [], [f"queue|{action}|mine"])
         keys.put(key)
-    endpoints = [one for one in Calls(None, None, None).endpoints() if one.action is not None]
+    endpoints = [one for one in Calls(None, None).endpoints() if one.action is not None]
     with running(storage, keys) as served:
 
         def ask(endpoint, queue: str, headers: dict[str, str]) -> Answer:
@@ -290,7 +290,7 @@ def test_the_document_has_all_calls_and_is_openapi(served: Served) -> None:
     found = served.ask("GET", "/v1/openapi.json").json
     assert found["openapi"] == "3.1.0"
     listed = {(method.upper(), path) for path, methods in found["paths"].items() for method in methods}
-    endpoints = Calls(None, None, None).endpoints()
+    endpoints = Calls(None, None).endpoints()
     assert listed == {(one.method, f"/v1{one.path}") for one in endpoints}
     names = [one["operationId"] for methods in found["paths"].values() for one in methods.values()]
     assert len(names) == len(set(names)) == len(endpoints)

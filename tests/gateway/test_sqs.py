@@ -7,16 +7,19 @@ import math
 import threading
 import time
 import uuid
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from botocore.exceptions import ClientError
 from gateway_support import running
 from sqs_support import ACCOUNT, client, code
 
-from kmqpy.core.clock import wait_until
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.errors import Unavailable
+from kmqpy.gateway.dialects.sqs import message_actions
 from kmqpy.gateway.dialects.sqs.attempts import Attempts
 from kmqpy.gateway.dialects.sqs.attributes import read_sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
@@ -58,6 +61,15 @@ def counts(sqs, queue):
     names = [f"ApproximateNumberOfMessages{end}" for end in ("", "NotVisible", "Delayed")]
     found = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
     return tuple(int(found[one]) for one in names)
+
+
+@contextmanager
+def later(ms):
+    """Actions on messages have a clock that is so far ahead."""
+    clock = SimpleNamespace(wall_ms=lambda: SYSTEM_CLOCK.wall_ms() + ms, monotonic=SYSTEM_CLOCK.monotonic)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_actions, "SYSTEM_CLOCK", clock)
+        yield
 
 
 def test_a_message_is_sent_received_and_deleted(sqs, queue):
@@ -415,6 +427,7 @@ def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, sqs_ser
     other = sent(sqs, fifo, "2", "b", "same")
     assert (other["MessageId"], other["SequenceNumber"]) == (one["MessageId"], one["SequenceNumber"])
     assert counts(sqs, fifo) == (0, 0, 0)
+    assert sqs_served.storage.describe(f"{name}.fifo").settings["dedup_window_ms"] == 5 * 60_000
     with pytest.raises(ClientError) as error:
         sqs.send_message(QueueUrl=fifo, MessageBody="3", MessageGroupId="a")
     assert code(error) == "InvalidParameterValue"
@@ -444,14 +457,9 @@ def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, sqs_ser
     for body, group in (("x", "b"), ("y", "a"), ("y", "b")):  # a minute later, it counts
         sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
     assert bodies(received(sqs, scoped, MaxNumberOfMessages=10)) == ["x", "y", "x", "y"]
-    actions = sqs_served.gateway._sqs._actions["SendMessage"][1].__self__
-    clock = actions._clock
-    try:
-        actions._clock = Later(clock, 61_000)
+    with later(61_000):
         for body, group in (("z", "a"), ("z", "b")):
             sqs.send_message(QueueUrl=scoped, MessageBody=body, MessageGroupId=group)
-    finally:
-        actions._clock = clock
     assert counts(sqs, scoped) == (1, 4, 0)
     sqs.purge_queue(QueueUrl=fifo)
     assert sent(sqs, fifo, "5", "a", "same")["MessageId"] != one["MessageId"]
@@ -525,23 +533,16 @@ def test_a_queue_with_too_many_in_flight_hands_out_no_more(sqs, sqs_served, kind
         room.most = most
 
 
-def test_messages_end_with_their_retention(sqs, queue, sqs_served, name):
+def test_messages_end_with_their_retention(sqs, queue, name):
     sqs.send_message(QueueUrl=queue, MessageBody="old")
     sqs.set_queue_attributes(QueueUrl=queue, Attributes={"MessageRetentionPeriod": "60"})
-    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__
-    clock = actions._clock
-    try:
-        actions._clock = Later(clock, 61_000)
+    with later(61_000):
         sqs.send_message(QueueUrl=queue, MessageBody="new")
         assert received(sqs, queue) == []  # by that clock both are old
         assert counts(sqs, queue) == (0, 0, 0)
-    finally:
-        actions._clock = clock
 
 
-def test_the_retention_of_dead_letters_begins_anew_in_a_fifo_queue_only(sqs, sqs_served, queue, fifo, name):
-    actions = sqs_served.gateway._sqs._actions["ReceiveMessage"][1].__self__
-    clock = actions._clock
+def test_the_retention_of_dead_letters_begins_anew_in_a_fifo_queue_only(sqs, queue, fifo, name):
     for source, end, passed_s in ((queue, "", 0), (fifo, ".fifo", 9)):
         is_fifo = {"FifoQueue": "true"} if end else {}
         dead = sqs.create_queue(QueueName=f"{name}-dead{end}", Attributes=is_fifo)["QueueUrl"]
@@ -550,11 +551,8 @@ def test_the_retention_of_dead_letters_begins_anew_in_a_fifo_queue_only(sqs, sqs
         ids = {"MessageGroupId": "g", "MessageDeduplicationId": "1"} if end else {}
         sqs.send_message(QueueUrl=source, MessageBody="poison", **ids)
         (one,) = received(sqs, source, AttributeNames=["SentTimestamp"], VisibilityTimeout=0)
-        try:
-            actions._clock = Later(clock, 9_000)
+        with later(9_000):
             assert received(sqs, source) == []
-        finally:
-            actions._clock = clock
         (letter,) = received(sqs, dead, AttributeNames=["SentTimestamp"])
         sent_ms, dead_ms = (int(found["Attributes"]["SentTimestamp"]) for found in (one, letter))
         assert sent_ms + passed_s * 1000 <= dead_ms < sent_ms + passed_s * 1000 + 5_000
@@ -571,19 +569,6 @@ def test_dead_letters_of_fifo_queues_go_round_and_none_is_taken_for_a_duplicate(
     for source in (fifo, dead, fifo, dead):
         assert bodies(received(sqs, source, VisibilityTimeout=0)) == ["poison"]
         assert received(sqs, source) == []
-
-
-class Later:
-    """A clock that is ahead."""
-
-    def __init__(self, clock, ms):
-        self._clock, self._ms = clock, ms
-
-    def wall_ms(self):
-        return self._clock.wall_ms() + self._ms
-
-    def monotonic(self):
-        return self._clock.monotonic()
 
 
 def test_a_task_of_celery_waits_for_its_eta(sqs, queue):

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.gateway.keys.keyring import Principal
 from kmqpy.gateway.keys.permissions import ACTIONS
@@ -55,9 +55,8 @@ class _Row:
 class Sampler:
     """Samples queues while tabs look; used on one event loop."""
 
-    def __init__(self, hub: Hub, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._clock = clock
         self._rows: dict[str, _Row] = {}
         self._version = 0
         self._gone: deque[tuple[int, str]] = deque(maxlen=_MAX_TRAFFIC)
@@ -135,7 +134,7 @@ class Sampler:
                 rows.append({**row.shown, "may": may})
         gone = {name for at, name in self._gone if at > since} | (self._missing & set(names))
         event = {
-            "now_ms": self._clock.wall_ms(),
+            "now_ms": SYSTEM_CLOCK.wall_ms(),
             "rows": rows,
             "gone": [name for name in gone if sender.permits("get_status", name)],
             "whole": since < 0,
@@ -145,7 +144,7 @@ class Sampler:
 
     async def _run(self) -> None:
         while True:
-            begun_s = self._clock.monotonic()
+            begun_s = SYSTEM_CLOCK.monotonic()
             try:
                 await self._round(begun_s)
                 self._problem = ""
@@ -158,7 +157,7 @@ class Sampler:
             self._encoded.clear()
             self._changed.set()
             self._changed = asyncio.Event()
-            await asyncio.sleep(max(0.0, _ROUND_S - (self._clock.monotonic() - begun_s)))
+            await asyncio.sleep(max(0.0, _ROUND_S - (SYSTEM_CLOCK.monotonic() - begun_s)))
 
     async def _round(self, begun_s: float) -> None:
         watched = [name for name in self._tabs if name]
@@ -168,12 +167,12 @@ class Sampler:
         if not self._left:
             await self._list()
         is_first = any("ready" not in self._row(name).shown for name in self._left)
-        while self._left and (is_first or self._clock.monotonic() - begun_s < _SHARE * _ROUND_S):
+        while self._left and (is_first or SYSTEM_CLOCK.monotonic() - begun_s < _SHARE * _ROUND_S):
             some, self._left = self._left[:_AT_ONCE], self._left[_AT_ONCE:]
             await self._sample(some)
-            if self._clock.monotonic() - begun_s > _ROUND_S:
+            if SYSTEM_CLOCK.monotonic() - begun_s > _ROUND_S:
                 break
-        took_s = self._clock.monotonic() - begun_s
+        took_s = SYSTEM_CLOCK.monotonic() - begun_s
         self._rest_until_s = begun_s + (0.0 if is_first else took_s / _SHARE - _ROUND_S / 2)
 
     async def _list(self) -> None:
@@ -248,7 +247,7 @@ class Sampler:
             row.version, row.shown = self._version, shown
 
     def _minute(self) -> int:
-        return self._clock.wall_ms() // 60_000
+        return SYSTEM_CLOCK.wall_ms() // 60_000
 
 
 class Tab:

@@ -21,7 +21,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from msgspec import Meta, Struct
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS
 from kmqpy.gateway.discovery.registration import Entry, Registration
@@ -106,13 +106,11 @@ class Peers(Closeable):
         threads: Executor,
         *,
         on_asked: Callable[[str], None] = lambda _: None,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._zookeeper = zookeeper
         self._address = address
         self._threads = threads
         self._on_asked = on_asked
-        self._clock = clock
         self._empty_until_s: dict[tuple[Peer, str], float] = {}
         self._silent_until_s: dict[Peer, float] = {}
         self._folder = f"{root}/{_FOLDER}"
@@ -140,11 +138,11 @@ class Peers(Closeable):
     async def take(self, unique_id: str, limit: int, lease_s: float) -> tuple[list[Taken], str]:
         """Ask the others, one after the other, until one has messages; see Elsewhere."""
         silent: list[str] = []
-        begun_s = self._clock.monotonic()
+        begun_s = SYSTEM_CLOCK.monotonic()
         if len(self._empty_until_s) > _MAX_REMEMBERED:
             self._empty_until_s.clear()
         for peer in self._others:
-            now_s = self._clock.monotonic()
+            now_s = SYSTEM_CLOCK.monotonic()
             if self._empty_until_s.get((peer, unique_id), 0.0) > now_s:
                 continue
             if self._is_silent(peer):
@@ -204,11 +202,11 @@ class Peers(Closeable):
             raise
         except OSError:
             others = {one: self._silent_until_s.get(one, 0.0) for one in self._others}
-            self._silent_until_s = {**others, peer: self._clock.monotonic() + _SILENT_S}
+            self._silent_until_s = {**others, peer: SYSTEM_CLOCK.monotonic() + _SILENT_S}
             raise
 
     def _is_silent(self, peer: Peer) -> bool:
-        return self._silent_until_s.get(peer, 0.0) > self._clock.monotonic()
+        return self._silent_until_s.get(peer, 0.0) > SYSTEM_CLOCK.monotonic()
 
     def is_token(self, text: str) -> bool:
         """True for this gateway's token, which only other gateways know."""

@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import AccessDenied, ConfigError, KmqError
 from kmqpy.gateway.dialects.native.asked import Asked, Endpoint
 from kmqpy.gateway.dialects.native.calls import Calls
@@ -43,10 +42,10 @@ _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 class NativeDialect:
     """Answers requests below BASE."""
 
-    def __init__(self, hub: Hub, polls: Polls, authenticate: Access, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, hub: Hub, polls: Polls, authenticate: Access) -> None:
         self._hub = hub
         self._authenticate = authenticate
-        endpoints = Calls(hub, polls, clock).endpoints()
+        endpoints = Calls(hub, polls).endpoints()
         self._document = msgspec.json.encode(document(endpoints))
         self._by_path: dict[str, dict[str, Endpoint]] = {}
         for one in endpoints:

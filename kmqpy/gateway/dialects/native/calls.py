@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import lease_duration_ms
 from kmqpy.errors import ConfigError, MessageError, NotSupported, QueueNotFound
 from kmqpy.gateway.dialects.native.asked import Asked, Endpoint
@@ -36,10 +36,9 @@ _MAX_NAME = 200
 class Calls:
     """The native calls, over the queues of a hub."""
 
-    def __init__(self, hub: Hub, polls: Polls, clock: Clock) -> None:
+    def __init__(self, hub: Hub, polls: Polls) -> None:
         self._hub = hub
         self._polls = polls
-        self._clock = clock
 
     def endpoints(self) -> list[Endpoint]:
         """All of them."""
@@ -141,15 +140,15 @@ class Calls:
         """Take messages, or wait for some."""
         query: shapes.ReceiveQuery = asked.query
         asked.call.share.add(0)  # refused sooner if there is no room for an answer
-        begun_s = self._clock.monotonic()
+        begun_s = SYSTEM_CLOCK.monotonic()
         until_s = begun_s + min(query.wait, _MAX_WAIT_S)
         while True:
             arrival = self._polls.expect(asked.queue)
             try:
-                waited_ms = round((self._clock.monotonic() - begun_s) * 1000)
+                waited_ms = round((SYSTEM_CLOCK.monotonic() - begun_s) * 1000)
                 take = partial(self._take, asked, waited_ms)
                 found = await self._with_queue(asked, take)
-                left_s = until_s - self._clock.monotonic()
+                left_s = until_s - SYSTEM_CLOCK.monotonic()
                 if asked.call.count or left_s <= 0 or self._polls.stopped or await asked.call.is_gone():
                     return found
                 with asked.call.waiting():  # it takes no place of those that run
@@ -162,7 +161,7 @@ class Calls:
         lease_ms = served.settings.lease_ms
         if query.lease is not None:
             lease_ms = bounded(lease_duration_ms(query.lease), "lease", "max_lease_ms", served.settings)
-        until_ms = self._clock.wall_ms() + lease_ms
+        until_ms = SYSTEM_CLOCK.wall_ms() + lease_ms
         taken, _ = await served.take(query.max_messages, lease_ms / 1000, one_per_group=query.one_per_group)
         if taken and await asked.call.is_gone():
             await served.give_back(taken)

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError, NotSupported, Unavailable
 from kmqpy.gateway.dialects.sqs import query
 from kmqpy.gateway.dialects.sqs.addresses import Addresses, queue_of_arn, queue_of_path, queue_of_url
@@ -88,18 +88,16 @@ class SqsDialect:
         public_url: str = "",
         rest_s: float = REST_S,
         fair: Sequence[str] = (),
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._authenticate = authenticate
-        self._clock = clock
         self._region = region
         self._account = account
         self._public_url = public_url.rstrip("/")
-        self._catalog = catalog = Catalog(hub, clock, rest_s, fair)
+        self._catalog = catalog = Catalog(hub, rest_s, fair)
         self._polls = polls
-        queues = QueueActions(hub, catalog, clock, rest_s)
-        messages = MessageActions(hub, catalog, self._polls, clock)
-        self._tasks = tasks = MoveTasks(hub, catalog, self._polls, clock)
+        queues = QueueActions(hub, catalog, rest_s)
+        messages = MessageActions(hub, catalog, self._polls)
+        self._tasks = tasks = MoveTasks(hub, catalog, self._polls)
         self._actions: dict[str, tuple[str, _Action]] = {
             "AddPermission": ("manage", queues.permit),
             "CancelMessageMoveTask": ("manage", tasks.cancel),
@@ -209,7 +207,7 @@ class SqsDialect:
         secrets = self._authenticate.aws_secrets(sender)
         if not secrets:  # a key of another kind, or the gateway has no operator's key
             raise SqsError(INVALID_TOKEN, _UNKNOWN_KEY)
-        signature.check_time(self._clock.wall_ms() / 1000)
+        signature.check_time(SYSTEM_CLOCK.wall_ms() / 1000)
         scope = call.request.scope
         text = canonical_request(
             signature,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.gateway.dialects.sqs.addresses import is_arn, queue_of_arn
 from kmqpy.gateway.dialects.sqs.attributes import VISIBILITY, Sheet, check_same, is_name, read_sheet
@@ -50,9 +50,8 @@ class Catalog:
     fair    patterns: standard queues of such names are made as fair ones, where the storage has them
     """
 
-    def __init__(self, hub: Hub, clock: Clock, rest_s: float, fair: Sequence[str]) -> None:
+    def __init__(self, hub: Hub, rest_s: float, fair: Sequence[str]) -> None:
         self._hub = hub
-        self._clock = clock
         self._rest_s = rest_s
         self._fair = fair
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -61,7 +60,7 @@ class Catalog:
     async def get(self, name: str) -> Sheet:
         """What is kept of a queue; raises SqsError if it does not exist."""
         known = self._known.get(name)
-        if known is not None and self._clock.monotonic() - known.read_s < _FRESH_S:
+        if known is not None and SYSTEM_CLOCK.monotonic() - known.read_s < _FRESH_S:
             return known.sheet
         reading = self._reading.get(name)  # one reads for all who ask meanwhile
         if reading is None:
@@ -77,7 +76,7 @@ class Catalog:
         """The same; None if the queue does not exist."""
         if not is_name(name):
             return None
-        read_s = self._clock.monotonic()
+        read_s = SYSTEM_CLOCK.monotonic()
         try:
             sheet = await self._hub.administer(QueueName(name), _sheet)
         except QueueNotFound:
@@ -124,7 +123,7 @@ class Catalog:
         if existing is not None:
             check_same(existing, attributes)
             return
-        now_s = self._clock.wall_ms() // 1000
+        now_s = SYSTEM_CLOCK.wall_ms() // 1000
         sheet = Sheet(tags=tags, created_s=now_s).changed(attributes, now_s)
         storage = self._hub.storage_of(QueueName(name))
         settings: dict[str, Any] = {"max_redeliveries": None, **_lease(sheet)}
@@ -175,7 +174,7 @@ class Catalog:
             sheet = await self._hub.administer(QueueName(name), altered)
         except QueueNotFound:
             raise no_such_queue() from None
-        self._known[name] = _Known(sheet, self._clock.monotonic())
+        self._known[name] = _Known(sheet, SYSTEM_CLOCK.monotonic())
         return sheet
 
     async def delete(self, name: str) -> None:
@@ -194,7 +193,7 @@ class Catalog:
 
     def is_recent(self, at_ms: int) -> bool:
         """True for a time (ms since 1970) less than `rest_s` ago; another machine's clock may be ahead."""
-        return abs(self._clock.wall_ms() - at_ms) < self._rest_s * 1000
+        return abs(SYSTEM_CLOCK.wall_ms() - at_ms) < self._rest_s * 1000
 
     def _let_rest(self, storage: Storage, name: str) -> None:
         """Keep for all gateways that a queue is deleted."""
@@ -204,7 +203,7 @@ class Catalog:
         def noted(notes: str) -> str:
             resting = {one: at_ms for one, at_ms in _resting(notes).items() if self.is_recent(at_ms)}
             resting.pop(name, None)
-            resting[name] = self._clock.wall_ms()
+            resting[name] = SYSTEM_CLOCK.wall_ms()
             return json.dumps(dict([*resting.items()][-_MOST_RESTING:]))
 
         try:

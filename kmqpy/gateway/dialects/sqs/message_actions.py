@@ -11,7 +11,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.gateway.dialects.sqs import batches, shapes, values
 from kmqpy.gateway.dialects.sqs.addresses import queue_of_arn
@@ -83,15 +83,14 @@ class _Terms(NamedTuple):
 class MessageActions:
     """Sends, receives, deletes messages, and changes their visibility."""
 
-    def __init__(self, hub: Hub, catalog: Catalog, polls: Polls, clock: Clock) -> None:
+    def __init__(self, hub: Hub, catalog: Catalog, polls: Polls) -> None:
         self._hub = hub
         self._catalog = catalog
         self._polls = polls
-        self._clock = clock
         self._first_takes = FirstTakes()
         self._deleted: OrderedDict[str, str] = OrderedDict()
         self._latest: OrderedDict[str, str] = OrderedDict()  # receipts of standard queues, by wire id
-        self._room = Room(clock)
+        self._room = Room()
         self._attempts = Attempts()
 
     # --- sending ----------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ class MessageActions:
         """Send a message."""
         name = asked.queue(given.QueueUrl)
         trace = asked.call.header(_TRACE_ID)
-        one = prepared(given, await self._catalog.get(name), self._clock.wall_ms(), trace)
+        one = prepared(given, await self._catalog.get(name), SYSTEM_CLOCK.wall_ms(), trace)
         asked.call.count = 1
         (ids,) = await self._send(name, [one])
         return {**one.answer, **ids}
@@ -119,7 +118,7 @@ class MessageActions:
         if sheet.is_fifo:
             for one in entries.values():
                 check_ids(one, sheet)
-        now_ms, trace = self._clock.wall_ms(), asked.call.header(_TRACE_ID)
+        now_ms, trace = SYSTEM_CLOCK.wall_ms(), asked.call.header(_TRACE_ID)
         found = {id_: _tried(one, sheet, now_ms, trace) for id_, one in entries.items()}
         good = {id_: one for id_, one in found.items() if isinstance(one, Prepared)}
         asked.call.count = len(good)
@@ -160,12 +159,12 @@ class MessageActions:
         name = asked.queue(given.QueueUrl)
         terms = _terms(given, await self._catalog.get(name))
         asked.call.share.add(0)  # refused sooner if there is no room for an answer
-        until_s = self._clock.monotonic() + terms.wait_s
+        until_s = SYSTEM_CLOCK.monotonic() + terms.wait_s
         while True:
             arrival = self._polls.expect(name)
             try:
                 shown = await self._receive(asked, name, terms)
-                left_s = until_s - self._clock.monotonic()
+                left_s = until_s - SYSTEM_CLOCK.monotonic()
                 if shown or left_s <= 0 or self._polls.stopped or await asked.call.is_gone():
                     return {"Messages": shown} if shown else {}
                 with asked.call.waiting():  # it takes no place of those that run
@@ -214,7 +213,7 @@ class MessageActions:
         if terms.attempt is None:
             return []
         key = (served.unique_id, terms.attempt)
-        found = self._attempts.find(key, self._clock.monotonic())
+        found = self._attempts.find(key, SYSTEM_CLOCK.monotonic())
         if found is None:
             return []
         if not found.shown:
@@ -236,7 +235,7 @@ class MessageActions:
         self, asked: Asked, name: str, sheet: Sheet, served: ServedQueue, messages: Sequence[Taken]
     ) -> list[Received]:
         """The messages to hand out; without those that are too old, or were received too often."""
-        now_ms = self._clock.wall_ms()
+        now_ms = SYSTEM_CLOCK.wall_ms()
         oldest_ms = now_ms - sheet.number("MessageRetentionPeriod") * 1000
         redrive = sheet.redrive
         good: list[Received] = []
@@ -260,7 +259,7 @@ class MessageActions:
         """Send messages to the queue for dead letters; returns False if there is none."""
         target = queue_of_arn(redrive.arn, "RedrivePolicy")
         messages = []
-        now_ms, is_fifo = self._clock.wall_ms(), name.endswith(FIFO_SUFFIX)
+        now_ms, is_fifo = SYSTEM_CLOCK.wall_ms(), name.endswith(FIFO_SUFFIX)
         for one in dead:
             sent_ms = now_ms if is_fifo else one.sent_ms  # as on AWS: here retention begins anew
             headers = [(key, value) for key, value in one.taken.headers if key != values.MOVED]
@@ -279,7 +278,7 @@ class MessageActions:
     def _shown(
         self, asked: Asked, served: ServedQueue, messages: Sequence[Received], terms: _Terms
     ) -> list[dict[str, Any]]:
-        now_ms = self._clock.wall_ms()
+        now_ms = SYSTEM_CLOCK.wall_ms()
         found = []
         for one in messages:
             first_ms = self._first_takes.note(
@@ -299,7 +298,7 @@ class MessageActions:
         if terms.attempt is not None and found and terms.visibility:
             wire_ids = [served.ids.make(one.taken.id) for one in messages]
             key = (served.unique_id, terms.attempt)
-            self._attempts.keep(key, found, wire_ids, size, self._clock.monotonic())
+            self._attempts.keep(key, found, wire_ids, size, SYSTEM_CLOCK.monotonic())
         return found
 
     # --- what was received ------------------------------------------------------------------------
@@ -363,7 +362,7 @@ class MessageActions:
                 raise missing(f"ChangeMessageVisibilityBatchRequestEntry.{number}.{VISIBILITY}")
             given_s = check_visibility(seconds, reason)
             most = _MAX_VISIBILITY_S
-            passed_s = (self._clock.wall_ms() - handle.taken_ms) / 1000
+            passed_s = (SYSTEM_CLOCK.wall_ms() - handle.taken_ms) / 1000
             if given_s and passed_s + given_s > most + 1:
                 raise invalid(
                     given_s,

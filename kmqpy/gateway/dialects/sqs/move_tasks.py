@@ -20,7 +20,7 @@ from dataclasses import replace
 from operator import methodcaller
 from typing import Any
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError
 from kmqpy.gateway.dialects.sqs import shapes, values
 from kmqpy.gateway.dialects.sqs.addresses import is_arn, queue_of_arn
@@ -65,11 +65,10 @@ Task = Mapping[str, Any]
 class MoveTasks:
     """Starts, cancels, lists and runs move tasks."""
 
-    def __init__(self, hub: Hub, catalog: Catalog, polls: Polls, clock: Clock) -> None:
+    def __init__(self, hub: Hub, catalog: Catalog, polls: Polls) -> None:
         self._hub = hub
         self._catalog = catalog
         self._polls = polls
-        self._clock = clock
         self._look_now = asyncio.Event()
         self._stopping = False
 
@@ -102,7 +101,7 @@ class MoveTasks:
             "status": "RUNNING",
             "to": target,
             "rate": rate or 0,
-            "started_ms": self._clock.wall_ms(),
+            "started_ms": SYSTEM_CLOCK.wall_ms(),
             "moved": 0,
             "total": (await self._catalog.describe(name)).ready,
         }
@@ -231,7 +230,7 @@ class MoveTasks:
         try:
             task = _task(await self._catalog.read(name), task_id)
             if task is None:
-                if self._clock.wall_ms() - job.sent_ms < _START_MS:
+                if SYSTEM_CLOCK.wall_ms() - job.sent_ms < _START_MS:
                     raise KmqError(f"the task {task_id} of {name} is not kept yet")
                 return True  # it never was
             ended = await self._move(name, task)
@@ -245,14 +244,14 @@ class MoveTasks:
 
     async def _move(self, name: str, task: Task) -> Task | None:
         """Run a task; returns how it has ended, None: it has not."""
-        moved, noted_s = int(task["moved"]), self._clock.monotonic()
+        moved, noted_s = int(task["moved"]), SYSTEM_CLOCK.monotonic()
         while task["status"] == "RUNNING":
             if self._stopping:
                 return None
             taken = await self._next(name, min(task["rate"] or _BATCH, _BATCH))
             if not taken:
                 return {"status": "COMPLETED", "moved": moved}
-            begun_s = self._clock.monotonic()
+            begun_s = SYSTEM_CLOCK.monotonic()
             try:
                 await self._hand_on(name, task, taken)
             except SqsError as error:
@@ -264,10 +263,12 @@ class MoveTasks:
             await self._with(name, methodcaller("ack", [one.id for one in taken]))
             moved += len(taken)
             if task["rate"]:
-                await asyncio.sleep(max(0.0, len(taken) / task["rate"] - (self._clock.monotonic() - begun_s)))
-            if self._clock.monotonic() - noted_s > _NOTE_EVERY_S:
+                await asyncio.sleep(
+                    max(0.0, len(taken) / task["rate"] - (SYSTEM_CLOCK.monotonic() - begun_s))
+                )
+            if SYSTEM_CLOCK.monotonic() - noted_s > _NOTE_EVERY_S:
                 task = await self._change(name, task["id"], {"moved": moved})
-                noted_s = self._clock.monotonic()
+                noted_s = SYSTEM_CLOCK.monotonic()
         return {"status": "CANCELLED", "moved": moved}
 
     async def _next(self, name: str, most: int) -> Sequence[Taken]:

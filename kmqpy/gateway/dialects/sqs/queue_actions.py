@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import methodcaller
 from typing import Any
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.gateway.dialects.sqs import attributes, shapes
 from kmqpy.gateway.dialects.sqs.addresses import is_arn, queue_of_arn
 from kmqpy.gateway.dialects.sqs.asked import Asked
@@ -58,10 +58,9 @@ class QueueActions:
     rest_s  seconds for which a queue that was purged can't be purged again
     """
 
-    def __init__(self, hub: Hub, catalog: Catalog, clock: Clock, rest_s: float) -> None:
+    def __init__(self, hub: Hub, catalog: Catalog, rest_s: float) -> None:
         self._hub = hub
         self._catalog = catalog
-        self._clock = clock
         self._rest_s = rest_s
 
     # --- life -------------------------------------------------------------------------------------
@@ -111,7 +110,7 @@ class QueueActions:
             )
         purge = methodcaller("purge")
         await self._hub.with_queue(QueueName(name), purge, missing=raise_no_such_queue, patience_s=_LONG_S)
-        now_ms = self._clock.wall_ms()
+        now_ms = SYSTEM_CLOCK.wall_ms()
         await self._catalog.change(name, lambda sheet: replace(sheet, purged_ms=now_ms))
 
     # --- attributes -------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class QueueActions:
             raise missing("Attribute.Name")
         checked = attributes.checked(wanted, is_fifo=sheet.is_fifo, former=sheet)
         await self._check(asked, name, wanted, checked)
-        now_s = self._clock.wall_ms() // 1000
+        now_s = SYSTEM_CLOCK.wall_ms() // 1000
         await self._catalog.change(name, lambda sheet: sheet.changed(checked, now_s))
 
     async def _check(
@@ -278,7 +277,7 @@ class QueueActions:
         await self._change_policy(name, asked.addresses.arn(name), removed)
 
     async def _change_policy(self, name: str, arn: str, change: Callable[[list[Any]], list[Any]]) -> None:
-        now_s = self._clock.wall_ms() // 1000
+        now_s = SYSTEM_CLOCK.wall_ms() // 1000
 
         def changed(sheet: Sheet) -> Sheet:
             text = sheet.attributes.get("Policy")

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 
 _MOST = 120_000
 _SHARE = 4
@@ -29,14 +29,13 @@ class Room:
     most  messages in flight that a queue may have
     """
 
-    def __init__(self, clock: Clock, most: int = _MOST) -> None:
-        self._clock = clock
-        self.most = most
+    def __init__(self) -> None:
+        self.most = _MOST
         self._found: OrderedDict[str, _Found] = OrderedDict()
 
     async def left(self, unique_id: str, count: Callable[[], Awaitable[int]]) -> int:
         """How many more of a queue may be received now; 0: it is full. `count` counts those in flight."""
-        found, now_s = self._found.get(unique_id), self._clock.monotonic()
+        found, now_s = self._found.get(unique_id), SYSTEM_CLOCK.monotonic()
         if found is not None and (found.left or (found.was_full and now_s - found.at_s < _FULL_FOR_S)):
             return found.left
         room = max(0, self.most - await count())

@@ -11,8 +11,6 @@ from msgspec import Struct
 
 
 class AddPermissionRequest(Struct, frozen=True, gc=False):
-    """Input of AddPermission."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Label", "AWSAccountIds", "Actions")
     QueueUrl: str | None = None
     Label: str | None = None
@@ -21,15 +19,11 @@ class AddPermissionRequest(Struct, frozen=True, gc=False):
 
 
 class CancelMessageMoveTaskRequest(Struct, frozen=True, gc=False):
-    """Input of CancelMessageMoveTask."""
-
     required: ClassVar[tuple[str, ...]] = ("TaskHandle",)
     TaskHandle: str | None = None
 
 
 class ChangeMessageVisibilityRequest(Struct, frozen=True, gc=False):
-    """Input of ChangeMessageVisibility."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "ReceiptHandle", "VisibilityTimeout")
     QueueUrl: str | None = None
     ReceiptHandle: str | None = None
@@ -37,8 +31,6 @@ class ChangeMessageVisibilityRequest(Struct, frozen=True, gc=False):
 
 
 class ChangeMessageVisibilityBatchRequestEntry(Struct, frozen=True, gc=False):
-    """Part of a request."""
-
     required: ClassVar[tuple[str, ...]] = ("Id", "ReceiptHandle")
     Id: str | None = None
     ReceiptHandle: str | None = None
@@ -46,16 +38,12 @@ class ChangeMessageVisibilityBatchRequestEntry(Struct, frozen=True, gc=False):
 
 
 class ChangeMessageVisibilityBatchRequest(Struct, frozen=True, gc=False):
-    """Input of ChangeMessageVisibilityBatch."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Entries")
     QueueUrl: str | None = None
     Entries: list[ChangeMessageVisibilityBatchRequestEntry] | None = None
 
 
 class CreateQueueRequest(Struct, frozen=True, gc=False):
-    """Input of CreateQueue."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueName",)
     QueueName: str | None = None
     Attributes: dict[str, str] | None = None
@@ -63,55 +51,41 @@ class CreateQueueRequest(Struct, frozen=True, gc=False):
 
 
 class DeleteMessageRequest(Struct, frozen=True, gc=False):
-    """Input of DeleteMessage."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "ReceiptHandle")
     QueueUrl: str | None = None
     ReceiptHandle: str | None = None
 
 
 class DeleteMessageBatchRequestEntry(Struct, frozen=True, gc=False):
-    """Part of a request."""
-
     required: ClassVar[tuple[str, ...]] = ("Id", "ReceiptHandle")
     Id: str | None = None
     ReceiptHandle: str | None = None
 
 
 class DeleteMessageBatchRequest(Struct, frozen=True, gc=False):
-    """Input of DeleteMessageBatch."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Entries")
     QueueUrl: str | None = None
     Entries: list[DeleteMessageBatchRequestEntry] | None = None
 
 
 class DeleteQueueRequest(Struct, frozen=True, gc=False):
-    """Input of DeleteQueue."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl",)
     QueueUrl: str | None = None
 
 
 class GetQueueAttributesRequest(Struct, frozen=True, gc=False):
-    """Input of GetQueueAttributes."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl",)
     QueueUrl: str | None = None
     AttributeNames: list[str] | None = None
 
 
 class GetQueueUrlRequest(Struct, frozen=True, gc=False):
-    """Input of GetQueueUrl."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueName",)
     QueueName: str | None = None
     QueueOwnerAWSAccountId: str | None = None
 
 
 class ListDeadLetterSourceQueuesRequest(Struct, frozen=True, gc=False):
-    """Input of ListDeadLetterSourceQueues."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl",)
     QueueUrl: str | None = None
     NextToken: str | None = None
@@ -119,23 +93,17 @@ class ListDeadLetterSourceQueuesRequest(Struct, frozen=True, gc=False):
 
 
 class ListMessageMoveTasksRequest(Struct, frozen=True, gc=False):
-    """Input of ListMessageMoveTasks."""
-
     required: ClassVar[tuple[str, ...]] = ("SourceArn",)
     SourceArn: str | None = None
     MaxResults: int | None = None
 
 
 class ListQueueTagsRequest(Struct, frozen=True, gc=False):
-    """Input of ListQueueTags."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl",)
     QueueUrl: str | None = None
 
 
 class ListQueuesRequest(Struct, frozen=True, gc=False):
-    """Input of ListQueues."""
-
     required: ClassVar[tuple[str, ...]] = ()
     QueueNamePrefix: str | None = None
     NextToken: str | None = None
@@ -143,15 +111,11 @@ class ListQueuesRequest(Struct, frozen=True, gc=False):
 
 
 class PurgeQueueRequest(Struct, frozen=True, gc=False):
-    """Input of PurgeQueue."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl",)
     QueueUrl: str | None = None
 
 
 class ReceiveMessageRequest(Struct, frozen=True, gc=False):
-    """Input of ReceiveMessage."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl",)
     QueueUrl: str | None = None
     AttributeNames: list[str] | None = None
@@ -164,16 +128,12 @@ class ReceiveMessageRequest(Struct, frozen=True, gc=False):
 
 
 class RemovePermissionRequest(Struct, frozen=True, gc=False):
-    """Input of RemovePermission."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Label")
     QueueUrl: str | None = None
     Label: str | None = None
 
 
 class MessageAttributeValue(Struct, frozen=True, gc=False):
-    """Part of a request."""
-
     required: ClassVar[tuple[str, ...]] = ("DataType",)
     StringValue: str | None = None
     BinaryValue: bytes | None = None
@@ -183,8 +143,6 @@ class MessageAttributeValue(Struct, frozen=True, gc=False):
 
 
 class MessageSystemAttributeValue(Struct, frozen=True, gc=False):
-    """Part of a request."""
-
     required: ClassVar[tuple[str, ...]] = ("DataType",)
     StringValue: str | None = None
     BinaryValue: bytes | None = None
@@ -194,8 +152,6 @@ class MessageSystemAttributeValue(Struct, frozen=True, gc=False):
 
 
 class SendMessageRequest(Struct, frozen=True, gc=False):
-    """Input of SendMessage."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "MessageBody")
     QueueUrl: str | None = None
     MessageBody: str | None = None
@@ -207,8 +163,6 @@ class SendMessageRequest(Struct, frozen=True, gc=False):
 
 
 class SendMessageBatchRequestEntry(Struct, frozen=True, gc=False):
-    """Part of a request."""
-
     required: ClassVar[tuple[str, ...]] = ("Id", "MessageBody")
     Id: str | None = None
     MessageBody: str | None = None
@@ -220,24 +174,18 @@ class SendMessageBatchRequestEntry(Struct, frozen=True, gc=False):
 
 
 class SendMessageBatchRequest(Struct, frozen=True, gc=False):
-    """Input of SendMessageBatch."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Entries")
     QueueUrl: str | None = None
     Entries: list[SendMessageBatchRequestEntry] | None = None
 
 
 class SetQueueAttributesRequest(Struct, frozen=True, gc=False):
-    """Input of SetQueueAttributes."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Attributes")
     QueueUrl: str | None = None
     Attributes: dict[str, str] | None = None
 
 
 class StartMessageMoveTaskRequest(Struct, frozen=True, gc=False):
-    """Input of StartMessageMoveTask."""
-
     required: ClassVar[tuple[str, ...]] = ("SourceArn",)
     SourceArn: str | None = None
     DestinationArn: str | None = None
@@ -245,43 +193,18 @@ class StartMessageMoveTaskRequest(Struct, frozen=True, gc=False):
 
 
 class TagQueueRequest(Struct, frozen=True, gc=False):
-    """Input of TagQueue."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "Tags")
     QueueUrl: str | None = None
     Tags: dict[str, str] | None = None
 
 
 class UntagQueueRequest(Struct, frozen=True, gc=False):
-    """Input of UntagQueue."""
-
     required: ClassVar[tuple[str, ...]] = ("QueueUrl", "TagKeys")
     QueueUrl: str | None = None
     TagKeys: list[str] | None = None
 
 
 REQUESTS: dict[str, type[Struct]] = {
-    "AddPermission": AddPermissionRequest,
-    "CancelMessageMoveTask": CancelMessageMoveTaskRequest,
-    "ChangeMessageVisibility": ChangeMessageVisibilityRequest,
-    "ChangeMessageVisibilityBatch": ChangeMessageVisibilityBatchRequest,
-    "CreateQueue": CreateQueueRequest,
-    "DeleteMessage": DeleteMessageRequest,
-    "DeleteMessageBatch": DeleteMessageBatchRequest,
-    "DeleteQueue": DeleteQueueRequest,
-    "GetQueueAttributes": GetQueueAttributesRequest,
-    "GetQueueUrl": GetQueueUrlRequest,
-    "ListDeadLetterSourceQueues": ListDeadLetterSourceQueuesRequest,
-    "ListMessageMoveTasks": ListMessageMoveTasksRequest,
-    "ListQueueTags": ListQueueTagsRequest,
-    "ListQueues": ListQueuesRequest,
-    "PurgeQueue": PurgeQueueRequest,
-    "ReceiveMessage": ReceiveMessageRequest,
-    "RemovePermission": RemovePermissionRequest,
-    "SendMessage": SendMessageRequest,
-    "SendMessageBatch": SendMessageBatchRequest,
-    "SetQueueAttributes": SetQueueAttributesRequest,
-    "StartMessageMoveTask": StartMessageMoveTaskRequest,
-    "TagQueue": TagQueueRequest,
-    "UntagQueue": UntagQueueRequest,
+    name.removesuffix("Request"): found for name, found in globals().items() if name.endswith("Request")
 }
+"""The requests by the names of their actions."""
