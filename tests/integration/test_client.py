@@ -388,7 +388,7 @@ def test_what_librdkafka_reads_again_is_not_handed_out_again(queue):
     queue.send(*sent)
     client = queue.client()
     first = collect(client, 10, max_messages=10, ack=True, lease=60.0)
-    client._consumer.current._receiver._member._consumer.seek(TopicPartition(queue.name, 0, 0))
+    client._consumer.current.receiver._member._consumer.seek(TopicPartition(queue.name, 0, 0))
     rest = collect(client, 50, ack=True, lease=60.0)
     assert sorted(bodies(first + rest)) == sorted(sent)
     nothing_comes(client, 0.5)

@@ -42,7 +42,7 @@ def ready(client, partitions=1):
 def read_ahead(client, *counts):
     """Wait until it has read so many messages of each lane ahead, in the order of precedence."""
     lanes_of = client._consumer.current._lanes
-    fetchers = [one.consumer._receiver._member._fetcher for one in lanes_of[: len(counts)]]
+    fetchers = [one.consumer.receiver._member._fetcher for one in lanes_of[: len(counts)]]
 
     def is_read():
         for fetcher in fetchers:

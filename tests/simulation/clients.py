@@ -304,7 +304,7 @@ def client(
                 return
             yield 200.0
     consumers = own.consumers if queue.has_lanes else [own]
-    members = [one._receiver.join() for one in consumers]
+    members = [one.receiver.join() for one in consumers]
     process.client = own
     logs = [log for (topic, _), log in connection.broker.logs.items() if topic in queue.lane_names]
     readers = [log.readers for log in logs]
@@ -340,7 +340,7 @@ def client(
                     yield 600.0
                     for one in consumers:
                         one._follow_topics()
-                        yield from one._receiver.keep_alive()
+                        yield from one.receiver.keep_alive()
                         one.read_ahead.give_back_stale()
             while not queue.has_lanes and own.read_ahead:
                 own.read_ahead.give_back_stale()

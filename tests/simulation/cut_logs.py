@@ -85,7 +85,7 @@ class CutLogs:
             return self._simulation.group.members
         alive = [one.client for one in self._world.clients if one.alive]
         lanes = [lane for one in alive if isinstance(one, clients.LanesConsumer) for lane in one.consumers]
-        return [lane._receiver.join().consumer for lane in lanes if lane.name == log.topic]
+        return [lane.receiver.join().consumer for lane in lanes if lane.name == log.topic]
 
     def _happens_to(self, process: Process, away_ms: float) -> None:
         luck = self._rng.random()

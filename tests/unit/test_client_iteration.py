@@ -235,7 +235,7 @@ def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(clie
     """They were written after all, and the leases run while the user's code is busy with other messages."""
     assert len(client.receive()) == 5
     monkeypatch.setattr(
-        client._receiver._member,
+        client.receiver._member,
         "pop_orphaned_starts",
         lambda: [(0, 7)] if not client._topics.writer.queued else [],
     )
@@ -254,7 +254,7 @@ def test_a_failure_does_not_end_housekeeping(client, monkeypatch, caplog):
         return [(0, 7)] if not client._topics.writer.queued else []
 
     assert len(client.receive()) == 5
-    monkeypatch.setattr(client._receiver._member, "pop_orphaned_starts", pop_orphaned_starts)
+    monkeypatch.setattr(client.receiver._member, "pop_orphaned_starts", pop_orphaned_starts)
     wait_for_markers(client)
     assert client._topics.writer.given_back() == [7]
     assert failures_of_housekeeping(caplog) == [failure]
@@ -301,9 +301,9 @@ class SlowLink:
 
 def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_handed_out(client, monkeypatch):
     link = SlowLink()
-    client._receiver._clock = client._in_flight._clock = link
+    client.receiver._clock = client._in_flight._clock = link
     monkeypatch.setattr(client._topics.writer, "start", link.start)
-    member = client._receiver.join()
+    member = client.receiver.join()
     found = []
     for _ in range(3):
         member._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
@@ -345,10 +345,10 @@ def test_a_housekeeper_that_could_not_start_is_started_by_the_next_call(client, 
 def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, monkeypatch):
     replaced = threading.Event()
     monkeypatch.setattr(receiver, "_CHECK_CUT_OFF_AFTER_S", 0.0)
-    monkeypatch.setattr(client._receiver._cut_off, "is_due", lambda: not replaced.is_set())
-    monkeypatch.setattr(client._receiver._cut_off, "find", list)
-    monkeypatch.setattr(client._receiver, "_clients", lambda: ["a consumer"])
-    monkeypatch.setattr(client._receiver, "replace", lambda found: found == ["a consumer"] and replaced.set())
+    monkeypatch.setattr(client.receiver._cut_off, "is_due", lambda: not replaced.is_set())
+    monkeypatch.setattr(client.receiver._cut_off, "find", list)
+    monkeypatch.setattr(client.receiver, "_clients", lambda: ["a consumer"])
+    monkeypatch.setattr(client.receiver, "replace", lambda found: found == ["a consumer"] and replaced.set())
     deadline = time.monotonic() + 60
     while not replaced.is_set():
         client.receive(wait=0.1)
@@ -358,5 +358,5 @@ def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, mon
 def test_to_ask_whether_kafka_answers_creates_no_topic(client):
     """Brokers that create topics by themselves take a producer's question for a wish."""
     with FakeKafka() as kafka:
-        client._receiver._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
+        client.receiver._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
         assert kafka.may_create == {client._queue.markers_topic}  # to which the producer writes

@@ -19,6 +19,10 @@ class Consumer:
         self.while_polling = lambda: None
         self.started = {}
         self.served = 0
+        self.receiver = self
+
+    def join(self):
+        return self
 
     def serve(self):
         self.while_polling()

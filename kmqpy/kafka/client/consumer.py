@@ -14,7 +14,6 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.core.green import tell_once
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, Unavailable
-from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
@@ -34,7 +33,7 @@ from kmqpy.queue.arguments import check_flag
 from kmqpy.queue_policy import bounded
 from kmqpy.telemetry.base import Telemetry
 
-_MAX_POLL_WAIT_S = 0.1
+MAX_POLL_WAIT_S = 0.1
 """receive() splits a longer wait into polls of this length: so commits are not late, and close is quick."""
 
 _MAX_TOPIC_IDS_AGE_S = 2.0
@@ -110,7 +109,7 @@ class QueueConsumer(Closeable):
         )
         self.read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._closed = threading.Event()
-        self._receiver: Receiver = Receiver(
+        self.receiver: Receiver = Receiver(
             connection,
             self._queue,
             self._topics,
@@ -134,7 +133,7 @@ class QueueConsumer(Closeable):
         )
         self._housekeeper = Housekeeper(
             self._queue,
-            self._receiver,
+            self.receiver,
             self.read_ahead,
             follow_topics=self._follow_topics,
             close_if_abandoned=self._ask_owner,
@@ -162,23 +161,33 @@ class QueueConsumer(Closeable):
     def partitions(self) -> list[int]:
         """See KmqClient.partitions."""
         self._guard.raise_if_inherited()
-        return self._receiver.partitions
+        return self.receiver.partitions
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[KafkaMessage]:
         """See KmqClient.receive."""
+        return self.receive_by(self._receive_once, max_messages, wait, lease, MAX_POLL_WAIT_S)
+
+    def receive_by(
+        self,
+        take: Callable[[int, float, int], list[KafkaMessage]],
+        max_messages: int,
+        wait: Duration,
+        lease: Duration | None,
+        slice_s: float,
+    ) -> list[KafkaMessage]:
+        """Receive with `take`, which gets a number, seconds to wait (at most `slice_s`), and a lease in ms."""
         check_limit(max_messages, "max_messages")
         lease_ms = self.checked_lease_ms(lease)
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
             self.check_open()
-            left = deadline - self._clock.monotonic()
-            slice_s = max(0.0, min(left, _MAX_POLL_WAIT_S))
-            if self.wait_for_room(slice_s):
+            left_s = max(0.0, deadline - self._clock.monotonic())
+            if self.wait_for_room(min(left_s, MAX_POLL_WAIT_S)):
                 with self.receiving:
                     room = self.wait_for_room(0)  # other threads may have used up the room
-                    messages = self._receive_once(min(room, max_messages), slice_s, lease_ms) if room else []
+                    messages = take(min(room, max_messages), min(left_s, slice_s), lease_ms) if room else []
                 if messages:
                     return messages
             if self.outdated or self._clock.monotonic() >= deadline:
@@ -267,10 +276,10 @@ class QueueConsumer(Closeable):
         self._housekeeper.join()
         with self.receiving:  # receive() waits for its start markers for a while yet
             self._topics.writer.give_back(self.read_ahead.pop_all())
-            self._receiver.give_back_interrupted()
+            self.receiver.give_back_interrupted()
             writer = self._topics.writer
             writer.close(self._connection.timeout_s, self._clock.monotonic() - closing_at)
-            self._receiver.close(is_away=writer.is_away)
+            self.receiver.close(is_away=writer.is_away)
 
     def check_names(self, named: Sequence[Message | str]) -> None:
         """Raise ReceiptError unless these are messages and receipts of this queue, or lane."""
@@ -289,61 +298,41 @@ class QueueConsumer(Closeable):
         return self._in_flight.wait_for_room(wait_s)
 
     def poll(self, max_messages: int, wait_s: float) -> tuple[list[Any], Offsets]:
-        """See Receiver.poll; the steps that follow are start(), confirm() and hand_out()."""
+        """See Receiver.poll; the steps that follow are its start() and confirm(), and hand_out()."""
         self._get_ready(wait_s)
-        return self._receiver.poll(max_messages, wait_s)
+        return self.receiver.poll(max_messages, wait_s)
 
     def serve(self) -> None:
         """See Receiver.serve."""
         self._get_ready(0)
-        self._receiver.serve()
-
-    def start(self, records: list[Any], offsets: Offsets, lease_ms: int) -> None:
-        """See Receiver.start."""
-        self._receiver.start(records, offsets, lease_ms)
-
-    def assigned(self, partition: int) -> AssignedPartition | None:
-        """See GroupMember.assigned."""
-        return self._receiver.join().assigned(partition)
-
-    def confirm(self) -> None:
-        """See Receiver.confirm."""
-        self._receiver.confirm()
+        self.receiver.serve()
 
     def hand_out(self) -> list[KafkaMessage]:
         """See Receiver.hand_out."""
-        messages, offsets = self._receiver.hand_out()
+        messages, offsets = self.receiver.hand_out()
         self._note_received(messages, offsets)
         return messages
-
-    def start_over(self) -> None:
-        """See Receiver.start_over."""
-        self._receiver.start_over()
-
-    def give_back(self, messages: Sequence[KafkaMessage]) -> None:
-        """See Receiver.give_back."""
-        self._receiver.give_back(messages)
 
     # --- receiving --------------------------------------------------------------------------------
 
     def _receive_ahead(self) -> None:
         """Receive the next batch for `__iter__`."""
-        if not self.wait_for_room(_MAX_POLL_WAIT_S):
+        if not self.wait_for_room(MAX_POLL_WAIT_S):
             return
         with self.receiving:  # until close() finds the batch in _read_ahead
             asked = self._clock.monotonic()
-            batch = self.receive(wait=_MAX_POLL_WAIT_S)
+            batch = self.receive(wait=MAX_POLL_WAIT_S)
             self.read_ahead.extend(batch, asked + self._queue.lease_ms / 1000)
 
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
         self._get_ready(wait_s)
-        messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
+        messages, offsets = self.receiver.receive(max_messages, wait_s, lease_ms)
         self._note_received(messages, offsets)
         return messages
 
     def _get_ready(self, wait_s: float) -> None:
         self.check_open()
-        self._receiver.join()
+        self.receiver.join()
         self._housekeeper.ensure_started()
         self._follow_topics()
         if self._topics.has_stale_markers:
@@ -382,7 +371,7 @@ class QueueConsumer(Closeable):
             return {}
         self.check_open()
         named = {self._places.place_of(one): one for one in messages if isinstance(one, Message)}
-        found = self._receiver.find_acknowledged(named, within_s)
+        found = self.receiver.find_acknowledged(named, within_s)
         if found:
             offsets = offsets_by_partition(found)
             self._write(writer, messages, offsets.items(), confirmed=False)
@@ -468,7 +457,7 @@ class QueueConsumer(Closeable):
             self.read_ahead.pop_all()
             self._places.forget()
             self._in_flight.clear()
-        self._receiver.change_topics(ids)
+        self.receiver.change_topics(ids)
 
     def _look_for_topics(self) -> None:
         """Wait until Kafka has told the ids of the topics, for 3 s at most; change to recreated topics."""

@@ -23,11 +23,10 @@ from kmqpy.core import garbage
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError, TopicError
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.client_options import ConsumerOptions
-from kmqpy.kafka.client.consumer import Owner, QueueConsumer
+from kmqpy.kafka.client.consumer import MAX_POLL_WAIT_S, Owner, QueueConsumer
 from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -36,7 +35,6 @@ from kmqpy.message import Message, MessagesLike
 
 _SLICE_S = 0.01
 """receive() waits for messages of the main lane for this long, then looks at the other lanes."""
-_MAX_POLL_WAIT_S = 0.1
 _REMOVED_WITHIN_S = 20.0
 """When the topic of a lane is missing for longer, receive() raises TopicError."""
 _LOOK_UP_EVERY_S = 0.05
@@ -75,12 +73,13 @@ class _Lane:
         self._records += records
         for partition, ascending in offsets.items():
             self._offsets.setdefault(partition, []).extend(ascending)
-            self._assigned[partition] = self.consumer.assigned(partition)
+            self._assigned[partition] = self.consumer.receiver.join().assigned(partition)
         return len(records)
 
     def _drop_lost(self) -> None:
         """Drop records of partitions that a poll of any lane has lost or begun anew: they are read again."""
-        lost = [one for one, state in self._assigned.items() if self.consumer.assigned(one) is not state]
+        assigned = self.consumer.receiver.join().assigned
+        lost = [one for one, state in self._assigned.items() if assigned(one) is not state]
         for partition in lost:
             del self._assigned[partition], self._offsets[partition]
         if lost:
@@ -98,12 +97,12 @@ class _Lane:
         self._drop_lost()
         records, offsets = self._records, self._offsets
         self._forget()
-        self.consumer.start(records, offsets, lease_ms)
+        self.consumer.receiver.start(records, offsets, lease_ms)
 
     def drop(self) -> None:
         """Forget what was polled, which is read again."""
         self._forget()
-        self.consumer.start_over()
+        self.consumer.receiver.start_over()
 
     def _forget(self) -> None:
         self._records, self._offsets, self._assigned, self.asked = [], {}, {}, 0
@@ -175,20 +174,7 @@ class LanesConsumer(Closeable):
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[KafkaMessage]:
         """See KmqClient.receive. Messages come lane by lane, in the order of precedence."""
-        check_limit(max_messages, "max_messages")
-        lease_ms = self._main.checked_lease_ms(lease)
-        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
-        while True:
-            self._main.check_open()
-            left_s = max(0.0, deadline - self._clock.monotonic())
-            if self._main.wait_for_room(min(left_s, _MAX_POLL_WAIT_S)):
-                with self._main.receiving:
-                    room = self._main.wait_for_room(0)  # other threads may have used up the room
-                    messages = self._round(min(max_messages, room), min(left_s, _SLICE_S), lease_ms)
-                if messages:
-                    return messages
-            if self.outdated or self._clock.monotonic() >= deadline:
-                return []
+        return self._main.receive_by(self._round, max_messages, wait, lease, _SLICE_S)
 
     def __iter__(self) -> Iterator[KafkaMessage]:
         """Yield messages one by one, for as long as the consumer is open."""
@@ -200,7 +186,7 @@ class LanesConsumer(Closeable):
                 if found is None and self.outdated:
                     return
                 if found is None:
-                    self._receive_ahead(self._lanes, 100, _MAX_POLL_WAIT_S)
+                    self._receive_ahead(self._lanes, 100, MAX_POLL_WAIT_S)
                     continue
                 level, message = found
                 yield message
@@ -301,7 +287,7 @@ class LanesConsumer(Closeable):
                 if left == room and wait_s:
                     each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))
                 each(lambda lane: lane.start(lease_ms))
-            each(lambda lane: lane.consumer.confirm())
+            each(lambda lane: lane.consumer.receiver.confirm())
             each(hand_out)  # last: meanwhile no lease runs down while another lane is waited for
         except BaseException:
             for lane in well:
@@ -355,7 +341,7 @@ class LanesConsumer(Closeable):
     def _give_back(self, messages: Sequence[KafkaMessage]) -> None:
         with suppress(KmqError):
             for consumer, named in self._split(messages):
-                consumer.give_back(named)
+                consumer.receiver.give_back(named)
 
     # --- finishing --------------------------------------------------------------------------------
 
