@@ -67,7 +67,7 @@ def bounds(
 
     Asks with a consumer, because the first list_offsets of an AdminClient takes 3 s now and then.
     """
-    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, uncommitted=uncommitted) as reader:
+    with _Reader(connection, topic, timeout_s, uncommitted=uncommitted) as reader:
         return reader.bounds(partitions)
 
 
@@ -109,17 +109,10 @@ def scan_batches(
     topic: str,
     starts: Mapping[int, int],
     visit: Callable[[int, list[Any]], None],
-    *,
-    timeout_s: float | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> dict[int, ReadPosition]:
+) -> None:
     """Like scan(), but calls `visit` with a partition and a list of its next records."""
-    with _Reader(connection, topic, timeout_s, clock) as reader:
-        reached = reader.open(starts)
-        for partition, records in reader.batches(reached):
-            visit(partition, records)
-            reached[partition].position = records[-1].offset() + 1
-        return reached
+    with _Reader(connection, topic) as reader:
+        reader.visit(reader.open(starts), visit)
 
 
 def scan_since(
@@ -128,20 +121,14 @@ def scan_since(
     times_ms: Mapping[int, int],
     visit: Callable[[int, list[Any]], bool],
     *,
-    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
-) -> dict[int, ReadPosition]:
+) -> None:
     """Like scan_batches(), from each partition's first record with this or a later time (ms since 1970).
 
     Reads no more of a partition for which `visit` has returned True.
     """
-    with _Reader(connection, topic, timeout_s, clock) as reader:
-        reached = reader.open(reader.offsets_at(times_ms))
-        for partition, records in reader.batches(reached):
-            if visit(partition, records):
-                reader.leave(partition)
-            reached[partition].position = records[-1].offset() + 1
-        return reached
+    with _Reader(connection, topic, clock=clock) as reader:
+        reader.visit(reader.open(reader.offsets_at(times_ms)), visit)
 
 
 def read_at(
@@ -149,18 +136,17 @@ def read_at(
     topic: str,
     places: Iterable[tuple[int, int]],
     *,
-    timeout_s: float | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[tuple[int, int], Any]:
     """The records with these (partition, offset), as far as they exist.
 
-    Raises Unavailable when Kafka sends nothing for `timeout_s` seconds, TopicError when the topic is gone.
+    Raises Unavailable when Kafka sends nothing in time, TopicError when the topic is gone.
     """
     wanted: dict[int, list[int]] = {}
     for partition, offset in sorted(set(places), reverse=True):
         wanted.setdefault(partition, []).append(offset)  # descending, so that pop() takes the lowest
     found: dict[tuple[int, int], Any] = {}
-    with _Reader(connection, topic, timeout_s, clock) as reader:
+    with _Reader(connection, topic, clock=clock) as reader:
         reached = reader.open({partition: offsets[-1] for partition, offsets in wanted.items()})
         for record, place in reader.records(reached):
             partition, offset = record.partition(), record.offset()
@@ -202,10 +188,7 @@ class RepeatedReader:
         with ExitStack() as after_error:
             after_error.push(reader)
             reached = reader.open(starts)
-            for partition, records in reader.batches(reached):
-                if visit(partition, records):
-                    reader.leave(partition)
-                reached[partition].position = records[-1].offset() + 1
+            reader.visit(reached, visit)
             reader.stop_fetching()
             after_error.pop_all()
         self._reader = reader
@@ -228,8 +211,8 @@ class _Reader(Closeable):
         self,
         connection: KafkaConnection,
         topic: str,
-        timeout_s: float | None,
-        clock: Clock,
+        timeout_s: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
         *,
         uncommitted: bool = False,
     ) -> None:
@@ -316,6 +299,15 @@ class _Reader(Closeable):
     def seek(self, partition: int, offset: int) -> None:
         """Continue to read `partition` at `offset`."""
         self._consumer.seek(TopicPartition(self._topic, partition, offset))
+
+    def visit(
+        self, reached: Mapping[int, ReadPosition], visit: Callable[[int, list[Any]], bool | None]
+    ) -> None:
+        """Call `visit` with what batches() yields; leave partitions for which it returns True."""
+        for partition, records in self.batches(reached):
+            if visit(partition, records):
+                self.leave(partition)
+            reached[partition].position = records[-1].offset() + 1
 
     def records(self, reached: Mapping[int, ReadPosition]) -> Iterator[tuple[Any, ReadPosition]]:
         """Yield (record, its partition's ReadPosition) until every partition is read or left.

@@ -177,7 +177,7 @@ class QueueConsumer(Closeable):
         lease: Duration | None,
         slice_s: float,
     ) -> list[KafkaMessage]:
-        """Receive with `take`, which gets a number, seconds to wait (at most `slice_s`), and a lease in ms."""
+        """Receive with `take`, which gets a number, seconds to wait (`slice_s` at most) and a lease in ms."""
         check_limit(max_messages, "max_messages")
         lease_ms = self.checked_lease_ms(lease)
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
