@@ -25,7 +25,6 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin.registry_entries import (
     RegisteredQueue,
@@ -41,34 +40,21 @@ from kmqpy.kafka.admin.registry_entries import (
 )
 from kmqpy.kafka.admin.registry_removal import mark_deleting, remove_queue
 from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
-from kmqpy.kafka.admin.unusable_znodes import (
-    UnusableZnode,
-    remove_unusable_znodes,
-    stray_unusable_znodes,
-    unusable_znodes_of_queue,
-)
+from kmqpy.kafka.admin.unusable_znodes import UnusableZnodes
 from kmqpy.kafka.settings import QueueSettings, is_topic_name, queue_of
 from kmqpy.zookeeper.session import session_of, unavailable
 
 log = logging.getLogger(__name__)
 
 
-class Registry:
+class Registry(UnusableZnodes):
     """Reads and writes the registry under `root`, through a started client.
 
     `timeout` (seconds) bounds the wait for each answer.
     """
 
-    def __init__(
-        self,
-        zk: KazooClient,
-        root: str = "/kmq",
-        *,
-        timeout: float = 10.0,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, zk: KazooClient, root: str = "/kmq", *, timeout: float = 10.0) -> None:
         self._requests = RegistryRequests(zk, root, timeout)
-        self._clock = clock
 
     def register(
         self, settings: QueueSettings, partitions: int, *, before: QueueSettings | None = None
@@ -225,18 +211,6 @@ class Registry:
         )
         return {partition: offset for partition, offset in decoded if offset is not None}
 
-    def unusable_znodes(self, name: str) -> list[UnusableZnode]:
-        """Return the unusable znodes of a queue, deepest first. kmqpy works in spite of them."""
-        return unusable_znodes_of_queue(self._requests, name)
-
-    def stray_unusable_znodes(self) -> list[UnusableZnode]:
-        """Return unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
-        return stray_unusable_znodes(self._requests)
-
-    def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
-        """Remove those of `znodes` that have not changed, in this order. Returns the removed ones."""
-        return remove_unusable_znodes(self._requests, znodes)
-
     def mark_deleting(self, name: str) -> None:
         """Mark a queue as deleting: nobody alters it any more; raises QueueNotFound."""
         mark_deleting(self._requests, name)
@@ -245,7 +219,7 @@ class Registry:
         self, name: str, timeout: float = 30.0, *, on_released: Callable[[], None] = lambda: None
     ) -> None:
         """See remove_queue()."""
-        remove_queue(self._requests, name, timeout, on_released, self._clock)
+        remove_queue(self._requests, name, timeout, on_released)
 
 
 def _decoded(name: str, data: tuple[bytes, Any], children: Iterable[str] | None) -> RegisteredQueue:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from kmqpy.core.clock import Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin.registry_entries import decode_queue, encode_queue, readable_part, shown
 from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
@@ -25,7 +25,7 @@ MB."""
 
 
 def remove_queue(
-    requests: RegistryRequests, name: str, timeout: float, on_released: Callable[[], None], clock: Clock
+    requests: RegistryRequests, name: str, timeout: float, on_released: Callable[[], None]
 ) -> None:
     """Mark the queue as deleting, wait until its trackers let go, then delete its znodes.
 
@@ -37,15 +37,15 @@ def remove_queue(
     text that says which tracker holds which partition. Passes on errors of `on_released`. After an error the
     queue stays marked, and a second call goes on where this one ended.
     """
-    deadline = clock.monotonic() + timeout
+    deadline = SYSTEM_CLOCK.monotonic() + timeout
     czxid = mark_deleting(requests, name)
     while holders := _delete_znodes(requests, name, czxid, on_released):
-        if clock.monotonic() >= deadline:
+        if SYSTEM_CLOCK.monotonic() >= deadline:
             raise Unavailable(
                 f"queue {name!r} is marked as deleting, but after {timeout:g} s still held: "
                 f"{', '.join(holders)}; run the removal again once they let go"
             )
-        clock.sleep(_POLL_S)
+        SYSTEM_CLOCK.sleep(_POLL_S)
     log.info("queue removed", extra={"queue": name})
 
 
