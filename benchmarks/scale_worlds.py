@@ -168,7 +168,7 @@ class Simulation(World):
             # Its first pass registers it. It takes no partition yet: it does not know all the others.
             with self._computing_once(lambda *_: LazyRanking({}, (), {})):
                 leadership._pass()
-            leadership._planner.forget_ranking()
+            leadership._planner._ranked_for = None
             self._due[name] = self.clock.now
         return names
 

@@ -7,14 +7,12 @@ brings the broker's time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kmqpy.errors import KmqError, Unavailable
+from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset
-from kmqpy.kafka.markers.entry import Entry
-from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import QueueSettings
 from tracker.background import Pool
 from tracker.context import TrackerContext
@@ -24,7 +22,7 @@ from tracker.leadership.published_view import LeadershipView
 from tracker.offset_keeper import OffsetKeeper
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.partition_redelivery import PartitionRedelivery
-from tracker.redelivery.redeliverer import Redeliverer, RedeliveryResult
+from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 from tracker.takeover import Takeover, TakeoverResult
 
@@ -95,7 +93,7 @@ class PartitionLifecycle:
             return
         if torn := part.state.claims.torn():  # before their messages are copied a second time
             mend = partial(self._redelivery.mend, part, torn, part.log)
-            self._submit(part, mend, partial(self._mended, part, torn))
+            self._submit(part, mend, partial(self._redelivery.mended, part, torn))
             return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
@@ -104,7 +102,7 @@ class PartitionLifecycle:
                 self._redelivery.redeliver,
                 *(part, entries, state.position, state.taken_late(entries), part.log, state.now_ms),
             )
-            self._submit(part, job, partial(self._redelivered, part, entries))
+            self._submit(part, job, partial(self._redelivery.redelivered, part, entries))
         elif part.wants_tick(now, self._settings.silence_s):
             self._post_tick(part, now)
 
@@ -150,21 +148,6 @@ class PartitionLifecycle:
             self.drop(part, "not the leader")
         else:
             self._takeover.begin(part, result)
-
-    def _redelivered(
-        self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult | Exception
-    ) -> None:
-        if isinstance(result, Exception):
-            raise result  # outcome unknown: take the partition over again (rule R1 of docs/rules.md)
-        self._redelivery.redelivered(part, entries, result)
-
-    def _mended(self, part: OwnedPartition, torn: Sequence[TornClaim], result: int | Exception) -> None:
-        if isinstance(result, KmqError):
-            self._redelivery.not_mended(part, result)
-        elif isinstance(result, Exception):
-            raise result
-        else:
-            self._redelivery.mended(part, torn, result)
 
     def _post_tick(self, part: OwnedPartition, now: float) -> None:
         def written(tick: Tick) -> None:  # called by any thread that polls the tick_writer

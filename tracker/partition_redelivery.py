@@ -89,11 +89,17 @@ class PartitionRedelivery:
         check = LogCheck(self._ends, part.key, log)
         return part.redeliverer.mend(torn, partial(self._may_go_on, part, check), exists, log)
 
-    def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int) -> None:
+    def mended(self, part: OwnedPartition, torn: Sequence[TornClaim], copied: int | Exception) -> None:
         """Count and log the transactions; those of their messages that were not copied are redelivered.
 
         First the partition is taken over again: the end markers have to be read before anything is planned.
+        If `copied` is an error, the claims are looked at again after that.
         """
+        if isinstance(copied, KmqError):
+            self._not_mended(part, copied)
+            return
+        if isinstance(copied, Exception):
+            raise copied
         part.state.claims.forget([claim.id for claim in torn])
         part.take_over_again(self._clock.monotonic())
         self._metrics.torn_transactions.labels(part.key[0]).inc(len(torn))
@@ -102,8 +108,7 @@ class PartitionRedelivery:
             extra={**self._problems.about(part.key), "transactions": len(torn), "copied": copied},
         )
 
-    def not_mended(self, part: OwnedPartition, error: KmqError) -> None:
-        """Report it. The partition is taken over again, and then the claims are looked at again."""
+    def _not_mended(self, part: OwnedPartition, error: KmqError) -> None:
         part.problems.takeover = f"torn transactions can't be mended: {error}"
         self._metrics.failures.labels(part.key[0]).inc()
         self._problems.warn(
@@ -118,11 +123,15 @@ class PartitionRedelivery:
             and check.nobody_was_elected()
         )
 
-    def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
+    def redelivered(
+        self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult | Exception
+    ) -> None:
         """Count and report the result; make messages that failed due again later.
 
         If the producer can't be used any more, the partition is taken over again.
         """
+        if isinstance(result, Exception):
+            raise result  # outcome unknown: take the partition over again (rule R1 of docs/rules.md)
         self._count(part, result)
         problems = [text for text in (result.problem, result.dead_letter_problem) if text]
         part.problems.redelivered([entry.offset for entry in entries], result.failed, "; ".join(problems))

@@ -103,7 +103,7 @@ def test_torn_transactions_that_can_not_be_mended_are_looked_at_again_after_anot
     tracked = Tracked(clock)
     part = part_of(tracked, QueueSettings(name="q"))
     part.phase = TrackingPhase.ACTIVE
-    tracked.lifecycle._mended(part, [], Unavailable("a transaction stays open"))
+    tracked.lifecycle._redelivery.mended(part, [], Unavailable("a transaction stays open"))
     assert part.phase is TrackingPhase.FENCING
     assert part.retry_at > clock.monotonic()
 
@@ -203,9 +203,11 @@ def test_a_stuck_message_is_shown_whatever_becomes_of_others_and_until_it_has_en
         part.state.apply(Marker(0, offset, Op.TAKE, 0), at=offset, timestamp_ms=100)
     stuck, other = part.due(10)
     text = "topic q__undelivered does not exist"
-    tracked.lifecycle._redelivered(part, [stuck], RedeliveryResult(failed={1: 0.2}, dead_letter_problem=text))
+    tracked.lifecycle._redelivery.redelivered(
+        part, [stuck], RedeliveryResult(failed={1: 0.2}, dead_letter_problem=text)
+    )
     copy = Copy(other, key=None, value=None, headers=[], dead_letter=False)
-    tracked.lifecycle._redelivered(part, [other], RedeliveryResult(redelivered=[copy]))
+    tracked.lifecycle._redelivery.redelivered(part, [other], RedeliveryResult(redelivered=[copy]))
     assert tracked.problems() == [f"queue q, partition 0: {text}"]
     part.state.apply(Marker(0, 1, Op.END), at=3, timestamp_ms=100)  # acknowledged late
     tracked.loop._health.refresh(now=0.0)

@@ -40,9 +40,6 @@ class Planner:
         self._stand_in = frozenset()
         self.claimed.clear()
 
-    def forget_ranking(self) -> None:
-        self._ranked_for = None
-
     def concerning_us(
         self, queues: Mapping[str, RegisteredQueue], eligible: frozenset[Member]
     ) -> set[Partition]:

@@ -28,7 +28,7 @@ from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
 from kmqpy.kafka.client.record_fetcher import RecordFetcher
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.log_cuts import LogCuts
-from kmqpy.kafka.markers.records import ascending_offsets, peak, records_by_partition
+from kmqpy.kafka.markers.records import ascending_offsets, offsets_of_records, peak, records_by_partition
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -201,10 +201,7 @@ class GroupMember:
         # If a record has shown that the topic was recreated, or perhaps cut back, its partition is not ACTIVE
         # any more. The records before it are of the former log, or are fetched again.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
-        parts = records_by_partition(records)
-        return records, self._numbers(
-            {partition: ascending_offsets(ones) for partition, ones in parts.items()}
-        )
+        return records, self._numbers(offsets_of_records(records))
 
     @property
     def cuts(self) -> Mapping[int, LogCuts]:
