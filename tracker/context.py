@@ -19,7 +19,7 @@ from tracker.supervisor import Supervisor
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerContext:
-    """Objects that the parts of a tracker share. Each part gets the context and keeps the objects it uses.
+    """Objects that the parts of a tracker share.
 
     `partitions` holds the partitions that this tracker owns. Only PartitionLifecycle adds and removes
     partitions, in the main loop. Other threads read a copy of `partitions`.
@@ -35,3 +35,19 @@ class TrackerContext:
     leadership: Leadership
     supervisor: Supervisor
     partitions: dict[Partition, OwnedPartition]
+
+
+class TrackerPart:
+    """A part of a tracker, which has the objects of the context as attributes of its own."""
+
+    def __init__(self, context: TrackerContext) -> None:
+        self._connection = context.connection
+        self._zookeeper = context.zookeeper
+        self._settings = context.settings
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._problems = context.problems
+        self._jobs = context.jobs
+        self._leadership = context.leadership
+        self._supervisor = context.supervisor
+        self._partitions = context.partitions

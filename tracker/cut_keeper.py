@@ -15,7 +15,7 @@ from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.inflight import CutAway
 from kmqpy.kafka.markers.log_cuts import Cut, LogCuts, offset_of
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import CopySearch, LastSeen
@@ -31,18 +31,12 @@ _CLIENTS_TELL_S = 10.0
 them every 5 s, and tell one before they take messages behind it."""
 
 
-class CutKeeper:
+class CutKeeper(TrackerPart):
     """Looks for cuts where there is a reason to, one job for each partition at a time. For the main loop."""
 
     def __init__(self, context: TrackerContext, tick_writer: TickWriter) -> None:
+        super().__init__(context)
         self._tick_writer = tick_writer
-        self._connection = context.connection
-        self._clock = context.clock
-        self._metrics = context.metrics
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._problems = context.problems
-        self._supervisor = context.supervisor
 
     def end_told(self, part: OwnedPartition, end: LogEnd) -> None:
         """Kafka has told where the queue ends; after an election the log may have been cut."""

@@ -12,13 +12,13 @@ from functools import partial
 from kmqpy.kafka.cut_off import Client, CutOffCheck
 from kmqpy.kafka.settings import SETTINGS_TOPIC
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.kafka_clients import KafkaClients
 
 _log = logging.getLogger(__name__)
 
 
-class CutOffKeeper:
+class CutOffKeeper(TrackerPart):
     """Finds consumers that are cut off in a background job, and replaces them in the main loop.
 
     The job tests only consumers that are silent: no marker has come lately, or the last look-up of an end
@@ -27,7 +27,7 @@ class CutOffKeeper:
     """
 
     def __init__(self, context: TrackerContext, kafka: KafkaClients) -> None:
-        self._jobs = context.jobs
+        super().__init__(context)
         self._check = CutOffCheck(context.connection, SETTINGS_TOPIC, context.clock)
         self._consumers = (kafka.markers, kafka.ends)
         self._looking = False

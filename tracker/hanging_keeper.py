@@ -14,22 +14,18 @@ from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
 from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.topic_names import topics_of
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.leadership.assignment import Partition
 from tracker.partition.owned_partition import TrackingPhase
 
 _log = logging.getLogger(__name__)
 
 
-class HangingKeeper:
+class HangingKeeper(TrackerPart):
     """Shows hanging transactions in /readyz and /metrics, and logs them."""
 
     def __init__(self, context: TrackerContext) -> None:
-        self._clock = context.clock
-        self._metrics = context.metrics
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._problems = context.problems
+        super().__init__(context)
         self._search = HangingTransactions(context.connection, context.clock)
         self._found: dict[TopicPlace, HangingTransaction] = {}
         self._taken_over: dict[TopicPlace, int] = {}

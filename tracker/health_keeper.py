@@ -10,7 +10,7 @@ from functools import partial
 from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.topic_identity import TopicIds
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.health.queue_counts import Counted, QueueCounts, ToCount
 from tracker.leadership.assignment import Partition
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
@@ -21,7 +21,7 @@ _MAX_PARTITIONS_PER_COUNT = 500
 """One background job counts at most this many partitions. The next job begins with the other partitions."""
 
 
-class HealthKeeper:
+class HealthKeeper(TrackerPart):
     """Shows messages in flight from the main loop's state; counts waiting messages in a background job.
 
     held_back  returns about how many records of a topic's partition wait for a hanging transaction to end
@@ -34,16 +34,9 @@ class HealthKeeper:
         held_back: Callable[[TopicPlace], int],
         stopping: Callable[[], bool],
     ) -> None:
+        super().__init__(context)
         self._held_back = held_back
         self._stopping = stopping
-        self._settings = context.settings
-        self._clock = context.clock
-        self._metrics = context.metrics
-        self._leadership = context.leadership
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._problems = context.problems
-        self._supervisor = context.supervisor
         self._counts = QueueCounts(context.connection, context.clock)
         self._counted_at: dict[Partition, float] = {}
         self._counting = False

@@ -11,7 +11,7 @@ import logging
 import threading
 
 from kmqpy.telemetry.base import Telemetry
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.cut_keeper import CutKeeper
 from tracker.cut_off_keeper import CutOffKeeper
 from tracker.hanging_keeper import HangingKeeper
@@ -40,7 +40,7 @@ _DRAIN_TIMEOUT_S = 15.0
 """A tracker that stops waits for at most this long for the running jobs of its partitions."""
 
 
-class MainLoop:
+class MainLoop(TrackerPart):
     """Creates the parts of a tracker and runs each of them in every iteration. For one thread.
 
     `context.leadership` must be the Leadership of `member`. The caller sets `stopping` to stop the tracker.
@@ -54,15 +54,10 @@ class MainLoop:
         telemetry: Telemetry,
         stopping: threading.Event,
     ) -> None:
+        super().__init__(context)
         self._member = member
         self._kafka = kafka
         self._stopping = stopping
-        self._settings = context.settings
-        self._clock = context.clock
-        self._leadership = context.leadership
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._supervisor = context.supervisor
         self._originals = OriginalsReaders(context.connection, context.clock)
         self._last_attempts = LastAttempts(context.connection, context.clock, context.settings.workers)
         self._offsets = OffsetKeeper(context)

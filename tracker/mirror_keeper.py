@@ -9,7 +9,7 @@ from kmqpy.errors import KmqError, TopicError
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.settings_mirror import SettingsMirror
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _Mirrored = dict[str, tuple[QueueSettings, tuple[str, str] | None]]
 """By queue: its settings, and the ids of its queue topic and markers topic; None where these are unknown."""
 
 
-class MirrorKeeper:
+class MirrorKeeper(TrackerPart):
     """Writes the settings of each queue whose partition 0 this tracker owns.
 
     Adds and updates records, and never removes one (rule R25 of docs/rules.md). A record also names the ids
@@ -32,12 +32,8 @@ class MirrorKeeper:
     """
 
     def __init__(self, context: TrackerContext) -> None:
+        super().__init__(context)
         self._mirror = SettingsMirror(context.connection)
-        self._clock = context.clock
-        self._leadership = context.leadership
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._problems = context.problems
         self._written: _Mirrored = {}
         self._writing = False
         self._next_comparison_at = 0.0

@@ -16,7 +16,7 @@ from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.log_ends import LogEnd
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.leadership.assignment import Partition
 from tracker.leadership.offset_znodes import OffsetWriteSchedule
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
@@ -40,7 +40,7 @@ class _DueOffset(NamedTuple):
     make: Callable[[], StoredOffset]
 
 
-class OffsetKeeper:
+class OffsetKeeper(TrackerPart):
     """Stores the safe offsets of active partitions at intervals; reads and writes offsets for other parts.
 
     Any thread may call `read_offset`, `write` and the functions that `offset_of` returns. The other methods
@@ -48,11 +48,7 @@ class OffsetKeeper:
     """
 
     def __init__(self, context: TrackerContext) -> None:
-        self._leadership = context.leadership
-        self._settings = context.settings
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._supervisor = context.supervisor
+        super().__init__(context)
         self._interval_s = self._settings.offset_interval_ms / 1000
         self._schedule = OffsetWriteSchedule(self._interval_s, self._settings.offset_writes_per_s)
         self._next_store_at = 0.0

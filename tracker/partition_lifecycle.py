@@ -15,7 +15,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.settings import QueueSettings
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.kafka_clients import KafkaClients
 from tracker.leadership.assignment import Partition
 from tracker.leadership.published_view import LeadershipView
@@ -29,7 +29,7 @@ from tracker.takeover import Takeover, TakeoverResult
 _log = logging.getLogger(__name__)
 
 
-class PartitionLifecycle:
+class PartitionLifecycle(TrackerPart):
     """Starts takeovers and redeliveries as background jobs, one per partition at a time, and posts ticks.
 
     All methods are for the main loop.
@@ -43,20 +43,12 @@ class PartitionLifecycle:
         redelivery: PartitionRedelivery,
         offsets: OffsetKeeper,
     ) -> None:
+        super().__init__(context)
         self._markers = kafka.markers
         self._tick_writer = kafka.tick_writer
         self._takeover = takeover
         self._redelivery = redelivery
         self._offsets = offsets
-        self._connection = context.connection
-        self._settings = context.settings
-        self._clock = context.clock
-        self._leadership = context.leadership
-        self._partitions = context.partitions
-        self._metrics = context.metrics
-        self._jobs = context.jobs
-        self._problems = context.problems
-        self._supervisor = context.supervisor
         self._giving_up: set[Partition] = set()
 
     def follow(self, view: LeadershipView) -> None:

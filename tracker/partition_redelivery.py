@@ -11,7 +11,7 @@ from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.cut_keeper import CutKeeper
 from tracker.log_check import LogCheck
 from tracker.partition.owned_partition import OwnedPartition
@@ -30,7 +30,7 @@ _ELECTED_RETRY_S = 0.25
 """What waits for a look at the log after an election is tried again after this time."""
 
 
-class PartitionRedelivery:
+class PartitionRedelivery(TrackerPart):
     """First a background job calls `redeliver`, then the main loop calls `redelivered` with its result."""
 
     def __init__(
@@ -44,6 +44,7 @@ class PartitionRedelivery:
         ends: QueueEnds,
         cuts: CutKeeper,
     ) -> None:
+        super().__init__(context)
         self._ends = ends
         self._cuts = cuts
         self._topics = topics
@@ -51,10 +52,6 @@ class PartitionRedelivery:
         self._originals = originals
         self._last_attempts = last_attempts
         self._telemetry = telemetry
-        self._clock = context.clock
-        self._leadership = context.leadership
-        self._metrics = context.metrics
-        self._problems = context.problems
         self._topic_seen_at: dict[tuple[str, int], float] = {}
 
     def redeliver(

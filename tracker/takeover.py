@@ -24,7 +24,7 @@ from kmqpy.kafka.markers.codec import Marker, Op, topic_tag
 from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.cut_keeper import CutKeeper
 from tracker.kafka_clients import KafkaClients
 from tracker.offset_keeper import OffsetKeeper
@@ -65,7 +65,7 @@ class TakeoverResult:
     markers_epoch: int
 
 
-class Takeover:
+class Takeover(TrackerPart):
     """First a background job calls `prepare`, then the main loop calls `begin` with its result."""
 
     def __init__(
@@ -76,18 +76,11 @@ class Takeover:
         originals: OriginalsReaders,
         cuts: CutKeeper,
     ) -> None:
+        super().__init__(context)
         self._cuts = cuts
         self._kafka = kafka
         self._offsets = offsets
         self._originals = originals
-        self._connection = context.connection
-        self._zookeeper = context.zookeeper
-        self._max_clock_lead_ms = context.settings.max_clock_lead_ms
-        self._clock = context.clock
-        self._leadership = context.leadership
-        self._metrics = context.metrics
-        self._jobs = context.jobs
-        self._problems = context.problems
         self._diagnosed: set[str] = set()
 
     def prepare(self, part: OwnedPartition) -> TakeoverResult | None:
@@ -141,7 +134,7 @@ class Takeover:
             tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S, cuts)
             queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)  # after the tick
         existed = max(queue_end.offset, existed_to)
-        begin = begin.corrected(tick.now_ms, queue, existed, self._max_clock_lead_ms)
+        begin = begin.corrected(tick.now_ms, queue, existed, self._settings.max_clock_lead_ms)
         if begin.problem is not None:
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:

@@ -14,7 +14,7 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo, Topics
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.membership import Membership
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.reading.markers_consumer import MarkersConsumer
@@ -26,7 +26,7 @@ _REGISTER_EVERY_S = 10.0
 """After an attempt to register new partitions of a queue, the next attempt begins this long later."""
 
 
-class TopicProbe:
+class TopicProbe(TrackerPart):
     """Tells the Membership whether Kafka answers, and starts new takeovers where topics were recreated.
 
     Calls of `topics` must time out soon, because writes of offsets and releases wait for a running probe.
@@ -36,16 +36,10 @@ class TopicProbe:
     def __init__(
         self, context: TrackerContext, topics: Topics, member: Membership, markers: MarkersConsumer
     ) -> None:
+        super().__init__(context)
         self._topics = topics
         self._member = member
         self._markers = markers
-        self._connection = context.connection
-        self._zookeeper = context.zookeeper
-        self._clock = context.clock
-        self._leadership = context.leadership
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._problems = context.problems
         self._next_probe = 0.0
         self._probing = False
         self._next_registration_at: dict[str, float] = {}

@@ -34,7 +34,7 @@ class World:
         self.part.topic_ids = ("a", "b")
         self.now = 0.0
         self.jobs = []
-        context = SimpleNamespace(
+        context = MagicMock(
             connection=None,
             clock=SimpleNamespace(monotonic=lambda: self.now),
             metrics=MagicMock(),

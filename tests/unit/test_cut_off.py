@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -244,9 +245,8 @@ def test_a_tracker_asks_only_with_consumers_that_got_nothing():
     clock, asked = Clock(), []
     markers, ends = (SimpleNamespace(consumer=name, is_silent=lambda: False) for name in ("markers", "ends"))
     jobs = SimpleNamespace(run=lambda _pool, find, _found: asked.append(find.args))
-    keeper = CutOffKeeper(
-        SimpleNamespace(jobs=jobs, connection=None, clock=clock), SimpleNamespace(markers=markers, ends=ends)
-    )
+    context = MagicMock(jobs=jobs, connection=None, clock=clock)
+    keeper = CutOffKeeper(context, SimpleNamespace(markers=markers, ends=ends))
     clock.seconds = 60
     keeper.check_silent_consumers()
     assert asked == []

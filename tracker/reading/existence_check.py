@@ -17,7 +17,7 @@ from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import QueueEnd
 from tracker.background import Pool
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.cut_keeper import CutKeeper
 from tracker.leadership.assignment import Partition
 from tracker.partition.owned_partition import OwnedPartition, UnconfirmedAbsence
@@ -43,20 +43,16 @@ class _Question(NamedTuple):
     highest: int
 
 
-class ExistenceCheck:
+class ExistenceCheck(TrackerPart):
     """Asks for ends of queues in background jobs; with each answer the main loop applies waiting markers."""
 
     def __init__(
         self, context: TrackerContext, ends: QueueEnds, reader: MarkerReader, cuts: CutKeeper
     ) -> None:
+        super().__init__(context)
         self._ends = ends
         self._cuts = cuts
         self._reader = reader
-        self._clock = context.clock
-        self._partitions = context.partitions
-        self._jobs = context.jobs
-        self._problems = context.problems
-        self._supervisor = context.supervisor
         self._running = {False: False, True: False}
         """Whether a job runs: by False one with first requests, by True one with repeated requests."""
 

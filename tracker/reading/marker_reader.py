@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from kmqpy.kafka.markers.replay import Applied, replay_markers
-from tracker.context import TrackerContext
+from tracker.context import TrackerContext, TrackerPart
 from tracker.cut_keeper import CutKeeper
 from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.reading.markers_consumer import MarkersConsumer
@@ -24,17 +24,13 @@ _TAKEOVER_AFTER_ERROR_S = 1.0
 """A takeover begins this long after Kafka has reported an error of a markers partition."""
 
 
-class MarkerReader:
+class MarkerReader(TrackerPart):
     """Applies markers in the order of their log. For the main loop."""
 
     def __init__(self, context: TrackerContext, markers: MarkersConsumer, cuts: CutKeeper) -> None:
+        super().__init__(context)
         self._markers = markers
         self._cuts = cuts
-        self._clock = context.clock
-        self._metrics = context.metrics
-        self._partitions = context.partitions
-        self._problems = context.problems
-        self._supervisor = context.supervisor
 
     def read(self, wait_s: float) -> None:
         """Fetch and apply markers that have arrived; waits up to `wait_s` for the first.
