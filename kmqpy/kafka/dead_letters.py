@@ -66,7 +66,7 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
 from kmqpy.kafka.unfinished_letters import UnfinishedLetters
 from kmqpy.queue import DeadLetter
-from kmqpy.queue.arguments import check_ids
+from kmqpy.queue.arguments import check_redrive
 
 _log = logging.getLogger(__name__)
 
@@ -171,10 +171,7 @@ class KafkaDeadLetters(Closeable):
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """See DeadLetters.redrive. Raises Unfinished when the redrive was stopped halfway."""
-        if ids is not None and limit is not None:
-            raise ConfigError("redrive: give ids or a limit, not both")
-        if ids is not None:
-            check_ids(ids)
+        check_redrive(ids, limit)
         if limit is not None:
             wanted = [letter.id for letter in self.list(limit)]
         elif ids is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError, shown
 
 
@@ -25,6 +26,25 @@ def check_ids(ids: object) -> None:
     """Raise ConfigError unless `ids` is iterable and no text; the ids themselves are not checked."""
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids: {shown(ids)} is no list of ids")
+
+
+def check_redrive(ids: object, limit: int | None) -> None:
+    """Check the arguments of DeadLetters.redrive()."""
+    if ids is not None and limit is not None:
+        raise ConfigError("redrive: give ids or a limit, not both")
+    if ids is not None:
+        check_ids(ids)
+    if limit is not None:
+        check_limit(limit, "limit")
+
+
+def clean_reason(reason: object, most: int | None = None) -> str | None:
+    """The first `most` characters of a reason; NUL and lone surrogates, which not all can keep, replaced."""
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
+    return reason[:most].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def check_age(older_than: Duration | None, queued_before_ms: object) -> int | None:

@@ -11,7 +11,7 @@ from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, shown
+from kmqpy.errors import Closed, MessageError, NotSupported, shown
 from kmqpy.message import (
     MAX_PRIORITY,
     Headers,
@@ -24,7 +24,7 @@ from kmqpy.message import (
     headers_from,
 )
 from kmqpy.queue import Capabilities, Codec, DeadLetter
-from kmqpy.queue.arguments import check_flag
+from kmqpy.queue.arguments import check_flag, clean_reason
 from kmqpy.queue.storage import encode_body
 from kmqpy.queue_policy import bounded
 from kmqpy.storages.engine import NewRow
@@ -256,7 +256,7 @@ class BaseQueue(Closeable):
         check_flag(count, "count")
         if delay_ms:
             self._check_can("delay", self._capabilities.delay)
-        self._nack(messages, delay_ms, count, _text(reason))
+        self._nack(messages, delay_ms, count, clean_reason(reason))
 
     @abstractmethod
     def _nack(
@@ -287,7 +287,7 @@ class BaseQueue(Closeable):
     ) -> None:
         """See Queue.dead_letter."""
         self.check_open()
-        self._dead_letter(messages, _text(reason))
+        self._dead_letter(messages, clean_reason(reason))
 
     @abstractmethod
     def _dead_letter(self, messages: tuple[MessagesLike, ...], reason: str | None) -> None: ...
@@ -334,12 +334,3 @@ def _checked_name(value: object, argument: str) -> str:
         )
     as_bytes(value, argument)  # raises for lone surrogates
     return value
-
-
-def _text(reason: object) -> str | None:
-    """A reason, with NUL and lone surrogates, which not every storage can keep, replaced."""
-    if reason is None:
-        return None
-    if not isinstance(reason, str):
-        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
-    return reason.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

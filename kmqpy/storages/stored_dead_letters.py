@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import ConfigError
 from kmqpy.queue import DeadLetter
-from kmqpy.queue.arguments import check_ids
+from kmqpy.queue.arguments import check_redrive
 from kmqpy.storages.engine import Engine, MessageRow, QueueRow
 from kmqpy.storages.receipts import parse_number
 
@@ -34,11 +33,10 @@ class StoredDeadLetters:
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """See DeadLetters.redrive."""
         self._check_open()
-        if ids is not None and limit is not None:
-            raise ConfigError("redrive: give ids or a limit, not both")
-        if limit is not None:
-            check_limit(limit, "limit")
-        known = None if ids is None else _parsed(ids)
+        check_redrive(ids, limit)
+        known = None
+        if ids is not None:  # without texts that can't be an id of a message
+            known = [number for number in map(parse_number, ids) if number is not None]
         if known == []:
             return 0
         return self._engine.redrive(self._queue, ids=known, limit=limit)
@@ -67,9 +65,3 @@ def _letter(row: MessageRow) -> DeadLetter:
         headers=row.headers,
         group=row.group,
     )
-
-
-def _parsed(ids: Iterable[str]) -> list[int]:
-    """Ids as numbers, without texts that can't be an id of a message."""
-    check_ids(ids)
-    return [number for number in map(parse_number, ids) if number is not None]

@@ -13,7 +13,7 @@ from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.green import tell_once
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, ConfigError, Unavailable
+from kmqpy.errors import Closed, Unavailable
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT
 from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
@@ -29,7 +29,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message, MessagesLike
-from kmqpy.queue.arguments import check_flag
+from kmqpy.queue.arguments import check_flag, clean_reason
 from kmqpy.queue_policy import bounded
 from kmqpy.telemetry.base import Telemetry
 
@@ -229,7 +229,7 @@ class QueueConsumer(Closeable):
         delay_ms = bounded(duration_ms(delay or 0, "delay"), "delay", "max_delay_ms", self._queue)
         if delay is not None and not delay_ms and self._queue.retry_delays:
             delay_ms = AT_ONCE_MS
-        cut = _cut_reason(reason)
+        cut = clean_reason(reason, MAX_REASON)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
         nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
@@ -253,7 +253,7 @@ class QueueConsumer(Closeable):
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
         """See KmqClient.dead_letter."""
-        cut = _cut_reason(reason)
+        cut = clean_reason(reason, MAX_REASON)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
         requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
@@ -474,13 +474,3 @@ class QueueConsumer(Closeable):
         with self.receiving:
             self.check_open()
             self._follow_topics()
-
-
-def _cut_reason(reason: str | None) -> str | None:
-    """Return the reason of a dead letter, cut to MAX_REASON characters that every storage can keep."""
-    if reason is None:
-        return None
-    if not isinstance(reason, str):
-        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
-    clean = reason[:MAX_REASON].encode(errors="replace").decode()
-    return clean.replace("\0", "\N{REPLACEMENT CHARACTER}")

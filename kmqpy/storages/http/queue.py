@@ -12,7 +12,7 @@ import msgspec
 
 from kmqpy.core.durations import Duration
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import ConfigError, KmqError, MessageError, ReceiptError, Unfinished
+from kmqpy.errors import KmqError, MessageError, ReceiptError, Unfinished
 from kmqpy.message import (
     Headers,
     LazyMessage,
@@ -21,7 +21,7 @@ from kmqpy.message import (
     each_of,
 )
 from kmqpy.queue import Capabilities, DeadLetter, DeadLetters, Orphan, shapes
-from kmqpy.queue.arguments import check_age, check_ids
+from kmqpy.queue.arguments import check_age, check_redrive
 from kmqpy.storages.base_queue import BaseQueue, QueueOptions
 from kmqpy.storages.engine import NewRow
 from kmqpy.storages.http.gateways import Gateways
@@ -317,13 +317,9 @@ class _RemoteDeadLetters:
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """See DeadLetters.redrive."""
         self._queue.check_open()
-        if ids is not None and limit is not None:
-            raise ConfigError("redrive: give ids or a limit, not both")
-        if limit is not None:
-            check_limit(limit, "limit")
+        check_redrive(ids, limit)
         if ids is None:
             return self._count("redrive", shapes.Redrive(limit=limit))
-        check_ids(ids)
         named = [one for one in ids if isinstance(one, str)]
         return sum(self._count("redrive", shapes.Redrive(ids=piece)) for piece in _thousands(named))
 
