@@ -112,19 +112,23 @@ class EmoDialect:
         self._hub = hub
         self._moves = moves
         self._authenticate = authenticate
+        waiting = partial(self._count, methodcaller("size", None))
+        claimed = partial(self._count, ServedQueue.in_flight)
+        unclaim_all = partial(self._change_all, ServedQueue.release_all)
+        purge = partial(self._change_all, ServedQueue.purge)
         self._of_queue = {
             "send": {"POST": _Verb("send", self._send, "post", has_body=True)},
             "sendbatch": {"POST": _Verb("sendbatch", self._send_batch, "post", has_body=True)},
             "size": {"GET": _Verb("size", self._size, "get_status")},
-            "uncached_size": {"GET": _Verb("size", self._uncached_size, "get_status")},
-            "claimcount": {"GET": _Verb("claimcount", self._claim_count, "get_status")},
+            "uncached_size": {"GET": _Verb("size", waiting, "get_status")},  # has no parameters
+            "claimcount": {"GET": _Verb("claimcount", claimed, "get_status")},
             "peek": {"GET": _Verb("peek", self._peek, "poll")},
             "poll": {"GET": _Verb("poll", self._poll, "poll")},
             "renew": {"POST": _Verb("renew", self._renew, "poll", has_body=True)},
             "ack": {"POST": _Verb("ack", self._ack, "poll", has_body=True)},
-            "unclaimall": {"POST": _Verb("unclaimall", self._unclaim_all, "poll")},
+            "unclaimall": {"POST": _Verb("unclaimall", unclaim_all, "poll")},
         }
-        self._purge_verb = _Verb("purge", self._purge, "poll")
+        self._purge_verb = _Verb("purge", purge, "poll")
         self._send_batches_verb = _Verb("_sendbatch", self._send_batches, None, has_body=True)
         self._move_verb = _Verb("_move", self._start_move, None)
         self._move_status_verb = _Verb("_move", self._move_status, None)
@@ -212,13 +216,12 @@ class EmoDialect:
 
     async def _send(self, request: _Request) -> Response:
         body = await request.body()
-        await self._send_to(request, request.name, [_decoded(_RAW, body or b"null")])
-        return json_response(_SUCCESS)
+        raw = [_decoded(_RAW, body or b"null")]
+        return await self._send_checked(request, {request.name: await _checked(request, raw)})
 
     async def _send_batch(self, request: _Request) -> Response:
         bodies = _decoded(_RAW_LIST, await request.body())
-        await self._send_to(request, request.name, bodies)
-        return json_response(_SUCCESS)
+        return await self._send_checked(request, {request.name: await _checked(request, bodies)})
 
     async def _send_batches(self, request: _Request) -> Response:
         by_queue = _decoded(_RAW_BY_QUEUE, await request.body())
@@ -228,17 +231,14 @@ class EmoDialect:
         for queue in by_queue:
             _check_name(queue)
         checked = {queue: await _checked(request, bodies) for queue, bodies in by_queue.items()}
-        for queue, bodies in checked.items():
-            await self._send_checked(request, queue, bodies)
+        return await self._send_checked(request, checked)
+
+    async def _send_checked(self, request: _Request, by_queue: Mapping[str, Sequence[bytes]]) -> Response:
+        for queue, bodies in by_queue.items():
+            request.call.count += len(bodies)
+            for piece in _pieces(bodies):
+                await self._hub.with_made(_named(request.base, queue), methodcaller("send", piece))
         return json_response(_SUCCESS)
-
-    async def _send_to(self, request: _Request, queue: str, raw: Sequence[msgspec.Raw]) -> None:
-        await self._send_checked(request, queue, await _checked(request, raw))
-
-    async def _send_checked(self, request: _Request, queue: str, bodies: Sequence[bytes]) -> None:
-        request.call.count += len(bodies)
-        for piece in _pieces(bodies):
-            await self._hub.with_made(_named(request.base, queue), methodcaller("send", piece))
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -293,15 +293,12 @@ class EmoDialect:
     ) -> Response:
         """Check all ids, then do something with each, in pieces."""
         request.call.count = len(given)
-        success = json_response(_SUCCESS)
 
-        async def check(piece: Sequence[object], served: ServedQueue) -> Response:
+        async def check(piece: Sequence[object], served: ServedQueue) -> None:
             _parsed(served.ids, piece)
-            return success
 
-        async def act(piece: Sequence[object], served: ServedQueue) -> Response:
+        async def act(piece: Sequence[object], served: ServedQueue) -> None:
             await do(served, _parsed(served.ids, piece))
-            return success
 
         steps = (act,) if len(given) <= _PIECE else (check, act)
         for step in steps:
@@ -309,67 +306,50 @@ class EmoDialect:
                 await self._with_queue(request, partial(step, piece), given=piece)
                 if len(steps) > 1:
                     await asyncio.sleep(0)  # others have their turn
-        return success
+        return json_response(_SUCCESS)
 
-    async def _unclaim_all(self, request: _Request) -> Response:
-        return await self._change_all(request, ServedQueue.release_all)
-
-    async def _purge(self, request: _Request) -> Response:
-        return await self._change_all(request, ServedQueue.purge)
-
-    async def _change_all(self, request: _Request, do: Callable[[ServedQueue], Awaitable[None]]) -> Response:
+    async def _change_all(self, do: Callable[[ServedQueue], Awaitable[None]], request: _Request) -> Response:
         """Do what may take long, unless the storage is away: EmoDB's clients give up after 500 ms."""
-        success = json_response(_SUCCESS)
 
-        async def look(served: ServedQueue) -> Response:
+        async def look(served: ServedQueue) -> None:
             if served.capabilities.immediate:  # on Kafka a look may take long itself
                 await served.is_ready()
-            return success
-
-        async def change(served: ServedQueue) -> Response:
-            await do(served)
-            return success
 
         await self._with_queue(request, look)
-        return await self._with_queue(request, change, patience_s=_LONG_S)
+        return await self._with_queue(request, do, patience_s=_LONG_S)
 
     async def _size(self, request: _Request) -> Response:
         limit = _number(request, "limit", bits=64)
         if limit is not None and limit <= 0:
             raise _Refused(_illegal("Limit must be >0"))
-        return await self._count(request, limit)
+        return await self._count(methodcaller("size", limit), request)
 
-    async def _uncached_size(self, request: _Request) -> Response:
-        return await self._count(request, None)  # has no parameters
+    async def _count(self, count: Callable[[ServedQueue], Awaitable[int]], request: _Request) -> Response:
+        async def counted(served: ServedQueue) -> Response:
+            return json_response(str(await count(served)).encode())
 
-    async def _count(self, request: _Request, limit: int | None) -> Response:
-        async def size(served: ServedQueue) -> Response:
-            return json_response(str(await served.size(limit)).encode())
-
-        return await self._with_queue(request, size, json_response(b"0"))
-
-    async def _claim_count(self, request: _Request) -> Response:
-        async def count(served: ServedQueue) -> Response:
-            return json_response(str(await served.in_flight()).encode())
-
-        return await self._with_queue(request, count, json_response(b"0"))
+        return await self._with_queue(request, counted, json_response(b"0"))
 
     async def _with_queue(
         self,
         request: _Request,
-        use: Callable[[ServedQueue], Awaitable[Response]],
+        use: Callable[[ServedQueue], Awaitable[Response | None]],
         missing: Response | None = None,
         given: Sequence[object] = (),
         patience_s: float = PATIENCE_S,
     ) -> Response:
-        """Use the request's queue; without it, answer `missing`, or check the ids that were given."""
+        """Use the request's queue; without it, answer `missing`, or check the ids that were given.
+
+        Where neither is an answer, it is that of success.
+        """
         name = _named(request.base, request.name)
 
-        def answer_missing() -> Response:
+        def answer_missing() -> Response | None:
             _parsed(WireIds(self._hub.stored_name(name), None), given)
-            return missing or json_response(_SUCCESS)
+            return missing
 
-        return await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
+        found = await self._hub.with_queue(name, use, missing=answer_missing, patience_s=patience_s)
+        return json_response(_SUCCESS) if found is None else found
 
     # --- moves ------------------------------------------------------------------------------------
 

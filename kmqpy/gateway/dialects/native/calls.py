@@ -51,6 +51,7 @@ class Calls:
             return Endpoint(method=method, path=path, name=name, do=do, action=action, **more)
 
         counted, limit, count = shapes.Counted, shapes.Limit, shapes.CountQuery
+        query, terms = shapes.SendQuery, shapes.ReceiveQuery
         at, letters = "/queues/{queue}", "/queues/{queue}/dead-letters"
         return [
             one("GET /capabilities", self.capabilities, None, answer=shapes.Capable),
@@ -60,22 +61,9 @@ class Calls:
             one(f"GET {at}", self.describe, "get_status", answer=shapes.Description),
             one(f"DELETE {at}", self.delete, "manage"),
             one(f"GET {at}/handle", self.handle, "get_status", answer=shapes.Handle),
-            one(
-                f"POST {at}/messages",
-                self.send,
-                "post",
-                query=shapes.SendQuery,
-                body=bytes,
-                answer=shapes.Id,
-            ),
+            one(f"POST {at}/messages", self.send, "post", query=query, body=bytes, answer=shapes.Id),
             one(f"POST {at}/batch", self.send_many, "post", body=shapes.Batch, answer=shapes.Ids),
-            one(
-                f"POST {at}/receive",
-                self.receive,
-                "poll",
-                query=shapes.ReceiveQuery,
-                answer=shapes.Received,
-            ),
+            one(f"POST {at}/receive", self.receive, "poll", query=terms, answer=shapes.Received),
             one(f"POST {at}/ack", self.ack, "poll", body=shapes.Finish),
             one(f"POST {at}/nack", self.nack, "poll", body=shapes.Nack),
             one(f"POST {at}/extend", self.extend, "poll", body=shapes.Extend, answer=shapes.Lost),
@@ -196,12 +184,8 @@ class Calls:
     async def nack(self, asked: Asked) -> None:
         """Give messages back."""
         body: shapes.Nack = asked.body
-        await self._finish(
-            asked,
-            lambda queue, receipts: queue.nack(
-                receipts, delay=body.delay, count=body.count, reason=body.reason, confirmed=True
-            ),
-        )
+        how: dict[str, Any] = {"delay": body.delay, "count": body.count, "reason": body.reason}
+        await self._finish(asked, lambda queue, receipts: queue.nack(receipts, **how, confirmed=True))
         if not body.delay:
             self._polls.note(asked.queue, asked.call.count)
 
@@ -301,15 +285,16 @@ class Calls:
 
     async def list_dead_letters(self, asked: Asked) -> msgspec.Raw:
         """Dead letters without their bodies and headers."""
-        found = await self._look(asked, lambda queue, limit: queue.dead_letters.list(limit))
-        return _shown(
-            asked, shapes.Letters([shapes.letter_of(one, whole=False) for one in found]), len(found)
-        )
+        return await self._letters(asked, lambda queue, limit: queue.dead_letters.list(limit), whole=False)
 
     async def peek_dead_letters(self, asked: Asked) -> msgspec.Raw:
         """Dead letters with their bodies and headers."""
-        found = await self._look(asked, lambda queue, limit: queue.dead_letters.peek(limit))
-        return _shown(asked, shapes.Letters([shapes.letter_of(one, whole=True) for one in found]), len(found))
+        return await self._letters(asked, lambda queue, limit: queue.dead_letters.peek(limit), whole=True)
+
+    async def _letters(self, asked: Asked, look: Callable[[Queue, int], Any], *, whole: bool) -> msgspec.Raw:
+        found = await self._look(asked, look)
+        letters = shapes.Letters([shapes.letter_of(one, whole=whole) for one in found])
+        return _shown(asked, letters, len(found))
 
     async def redrive(self, asked: Asked) -> shapes.Counted:
         """Put dead letters back in the queue."""
@@ -350,8 +335,7 @@ class Calls:
 
     async def create(self, asked: Asked) -> None:
         """Make a queue."""
-        await self._administer(asked, lambda storage, name: storage.create(name, **_settings(asked)))
-        self._hub.forget(asked.name)
+        await self._change(asked, lambda storage, name: storage.create(name, **_settings(asked)))
 
     async def alter(self, asked: Asked) -> None:
         """Change settings of a queue."""
@@ -359,8 +343,7 @@ class Calls:
         for key in asked.body.expected:
             if key in changes:
                 changes[key] = _unless_changed(key, asked.body.expected[key], changes[key])
-        await self._administer(asked, lambda storage, name: storage.alter(name, **changes))
-        self._hub.forget(asked.name)
+        await self._change(asked, lambda storage, name: storage.alter(name, **changes))
 
     async def describe(self, asked: Asked) -> shapes.Description:
         """The settings of a queue, and how many messages it holds."""
@@ -371,8 +354,7 @@ class Calls:
 
     async def delete(self, asked: Asked) -> None:
         """Delete a queue with all its messages."""
-        await self._administer(asked, lambda storage, name: storage.delete(name))
-        self._hub.forget(asked.name)
+        await self._change(asked, lambda storage, name: storage.delete(name))
 
     async def handle(self, asked: Asked) -> shapes.Handle:
         """What clients must know of a queue before they use it."""
@@ -391,9 +373,7 @@ class Calls:
                     capabilities=_capabilities(queue.capabilities, asked),
                 )
 
-        found = await self._administer(asked, opened)
-        self._hub.forget(asked.name)  # its settings may have changed
-        return found
+        return await self._change(asked, opened)  # its settings may have changed
 
     # --- helpers ----------------------------------------------------------------------------------
 
@@ -401,6 +381,11 @@ class Calls:
         if len(asked.queue) > _MAX_NAME:
             raise ConfigError(f"queue: {asked.queue[:40]!r}… has more than {_MAX_NAME} characters")
         return await self._hub.administer(asked.name, do, patience_s=_LONG_S)
+
+    async def _change(self, asked: Asked, do: Callable[[Storage, str], T]) -> T:
+        found = await self._administer(asked, do)
+        self._hub.forget(asked.name)
+        return found
 
     async def _with_queue(
         self,
