@@ -54,12 +54,7 @@ class CutKeeper(TrackerPart):
             self.look(part, seen, may_be_control=not seen.claim_id, epoch=end.epoch)
 
     def look(
-        self,
-        part: OwnedPartition,
-        seen: LastSeen,
-        *,
-        may_be_control: bool = False,
-        epoch: int | None = None,
+        self, part: OwnedPartition, seen: LastSeen, *, may_be_control: bool = False, epoch: int | None = None
     ) -> None:
         """Begin a job that looks whether the record that was seen is still there, unless one runs.
 

@@ -29,10 +29,7 @@ class HealthKeeper(TrackerPart):
     """
 
     def __init__(
-        self,
-        context: TrackerContext,
-        held_back: Callable[[TopicPlace], int],
-        stopping: Callable[[], bool],
+        self, context: TrackerContext, held_back: Callable[[TopicPlace], int], stopping: Callable[[], bool]
     ) -> None:
         super().__init__(context)
         self._held_back = held_back

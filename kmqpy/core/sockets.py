@@ -11,11 +11,7 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 def keepalive_options() -> dict[int, int]:
     """The options of a TCP socket for this, of those that the system has."""
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # so called on macOS
-    wanted = {
-        idle: KEEPALIVE_IDLE_S,
-        "TCP_KEEPINTVL": KEEPALIVE_INTERVAL_S,
-        "TCP_KEEPCNT": KEEPALIVE_COUNT,
-    }
+    wanted = {idle: KEEPALIVE_IDLE_S, "TCP_KEEPINTVL": KEEPALIVE_INTERVAL_S, "TCP_KEEPCNT": KEEPALIVE_COUNT}
     return {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}
 
 

@@ -181,11 +181,7 @@ class KafkaDeadLetters(Closeable):
         return self.run_redrive(wanted).redriven if wanted else 0
 
     def run_redrive(
-        self,
-        ids: Iterable[str] | None = None,
-        *,
-        rate: float | None = None,
-        progress: Progress | None = None,
+        self, ids: Iterable[str] | None = None, *, rate: float | None = None, progress: Progress | None = None
     ) -> RedriveResult:
         """Send dead letters back to the queue as if never delivered: all of now, or those with these `ids`.
 

@@ -154,10 +154,7 @@ class KmqClient(Closeable):
             return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
 
         self._consumer = LazyConsumer(
-            consumer,
-            f"the client of queue {settings.name!r}",
-            self._clock,
-            current.refresh,
+            consumer, f"the client of queue {settings.name!r}", self._clock, current.refresh
         )
         weakref.finalize(self, self._consumer.abandon).atexit = False
         self._guard = ForkGuard(f"the client of queue {settings.name!r}")

@@ -132,11 +132,7 @@ def scan_since(
 
 
 def read_at(
-    connection: KafkaConnection,
-    topic: str,
-    places: Iterable[tuple[int, int]],
-    *,
-    clock: Clock = SYSTEM_CLOCK,
+    connection: KafkaConnection, topic: str, places: Iterable[tuple[int, int]], *, clock: Clock = SYSTEM_CLOCK
 ) -> dict[tuple[int, int], Any]:
     """The records with these (partition, offset), as far as they exist.
 

@@ -375,11 +375,7 @@ class RedriveRun(Closeable):
 
     def _ends(self, partition: int, copies: Mapping[int, Place | None], lane: str) -> Iterator[NewRecord]:
         return end_markers(
-            self._dead_letters,
-            partition,
-            copies,
-            copy_topic=lane,
-            ranges=self._queue.writes_ranges,
+            self._dead_letters, partition, copies, copy_topic=lane, ranges=self._queue.writes_ranges
         )
 
     def _stopped(self, *errors: KafkaError | None) -> KmqError:

@@ -164,12 +164,7 @@ class KafkaStorage(Closeable):
             )
 
     def alter(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention_ms: int | None = None,
-        **changes: Any,
+        self, name: str, *, partitions: int | None = None, retention_ms: int | None = None, **changes: Any
     ) -> None:
         """See Storage.alter. Changes `markers`, `late_acks` and lanes, too, partitions, and the retention.
 

@@ -123,10 +123,7 @@ class Topics:
     """
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        timeout_s: float | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        self, connection: KafkaConnection, timeout_s: float | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._guard = ForkGuard("what administers topics")
         self._connection = check_connection(connection)

@@ -31,12 +31,7 @@ from kmqpy.spark.checkpoint import error_line, identity_of
 from kmqpy.spark.functions import FrameFunction
 from kmqpy.spark.lanes import Lanes
 from kmqpy.spark.portable import portable
-from kmqpy.spark.process import (
-    DEFAULT_LEASE_S,
-    MAX_OFFSETS_PER_TRIGGER,
-    NEEDED_COLUMNS,
-    parse_schema,
-)
+from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED_COLUMNS, parse_schema
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.files import text_options

@@ -199,12 +199,7 @@ class StateTable:
         )
 
     def _touched(
-        self,
-        base: StateVersion,
-        ends: list[Place],
-        markers: DataFrame,
-        dead: DataFrame | None,
-        cuts: Cuts,
+        self, base: StateVersion, ends: list[Place], markers: DataFrame, dead: DataFrame | None, cuts: Cuts
     ) -> set[Block]:
         """The blocks with messages that the markers or dead letters name."""
         if not base.blocks:

@@ -206,10 +206,7 @@ RULES = (
         ("bytes",),
     ),
     Rule(
-        (DateType,),
-        ("date",),
-        "`date`; a `datetime` or `Timestamp` at midnight, without a time zone",
-        _date,
+        (DateType,), ("date",), "`date`; a `datetime` or `Timestamp` at midnight, without a time zone", _date
     ),
     Rule(
         (TimestampType,),

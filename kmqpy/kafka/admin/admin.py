@@ -142,12 +142,7 @@ class Admin(Closeable):
         )
 
     def alter_queue(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        retention: Duration | None = None,
-        **changes: Any,
+        self, name: str, *, partitions: int | None = None, retention: Duration | None = None, **changes: Any
     ) -> QueueSettings:
         """Change a registered queue: more partitions, other limits (`ALTERABLE`), another retention.
 

@@ -59,12 +59,7 @@ class TrackerInfo:
         """The data of the tracker's znode."""
         queues = None if self.queues is None else sorted(self.queues)
         return _dumps(
-            {
-                "host": self.host,
-                "started_ms": self.started_ms,
-                "queues": queues,
-                "kafka_ok": self.kafka_ok,
-            }
+            {"host": self.host, "started_ms": self.started_ms, "queues": queues, "kafka_ok": self.kafka_ok}
         )
 
 

@@ -126,10 +126,7 @@ class QueueConsumer(Closeable):
         # For the receiver, and for changing the topics; reentrant, since the receiver may have these changed.
         self.receiving: threading.RLock = threading.RLock() if main is None else main.receiving
         self._places = MessagePlaces(
-            self._queue,
-            self._topics,
-            watch_topics=self._watch_topics,
-            look_for_topics=self._look_for_topics,
+            self._queue, self._topics, watch_topics=self._watch_topics, look_for_topics=self._look_for_topics
         )
         self._housekeeper = Housekeeper(
             self._queue,

@@ -21,12 +21,7 @@ class InFlightLimit:
     """
 
     def __init__(
-        self,
-        limit: int,
-        queue: str,
-        telemetry: Telemetry,
-        clock: Clock,
-        beside: InFlightLimit | None = None,
+        self, limit: int, queue: str, telemetry: Telemetry, clock: Clock, beside: InFlightLimit | None = None
     ) -> None:
         self._limit = limit
         self._queue = queue

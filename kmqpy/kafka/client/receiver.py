@@ -337,12 +337,7 @@ class Receiver:
         until = started_at + lease_ms / 1000
         now_ms = self._clock.wall_ms()
         context = ReceiveContext(
-            self._queue,
-            self._topics.ids.queue,
-            now_ms + lease_ms,
-            self._telemetry,
-            self._client,
-            member.cuts,
+            self._queue, self._topics.ids.queue, now_ms + lease_ms, self._telemetry, self._client, member.cuts
         )
         with_headers = have_headers(records)
         delays = self._delays(records, context, now_ms) if with_headers else {}

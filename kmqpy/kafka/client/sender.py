@@ -221,12 +221,7 @@ class QueueSender:
         while True:
             try:
                 producer.produce(
-                    topic,
-                    record.value,
-                    record.key,
-                    wanted,
-                    on_delivery=report,
-                    headers=list(record.headers),
+                    topic, record.value, record.key, wanted, on_delivery=report, headers=list(record.headers)
                 )
             except BufferError:
                 producer.poll(0.1)

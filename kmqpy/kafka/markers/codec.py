@@ -388,12 +388,7 @@ def tick(partition: int, cuts: LogCuts = NO_CUTS, *, epoch: int | None = None) -
 
 
 def assignment_tick(
-    partition: int,
-    takes_from: int,
-    *,
-    again: bool = False,
-    cuts: LogCuts = NO_CUTS,
-    epoch: int | None = None,
+    partition: int, takes_from: int, *, again: bool = False, cuts: LogCuts = NO_CUTS, epoch: int | None = None
 ) -> Marker:
     """The tick of a client to which a partition was assigned: it takes messages from `takes_from` on.
 

@@ -165,12 +165,7 @@ class LateOperations:
     """
 
     def __init__(
-        self,
-        queue: str,
-        partition: int,
-        begin: int,
-        topic: bytes | None = None,
-        lanes: Collection[str] = (),
+        self, queue: str, partition: int, begin: int, topic: bytes | None = None, lanes: Collection[str] = ()
     ) -> None:
         self.begin = self.end = begin
         self.now_ms = 0

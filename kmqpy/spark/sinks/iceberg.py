@@ -23,13 +23,7 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
 from kmqpy.spark.checkpoint import error_line
 from kmqpy.spark.portable import portable
-from kmqpy.spark.sinks.files import (
-    arranged,
-    check_partitioning,
-    data_files,
-    persisted,
-    place_of,
-)
+from kmqpy.spark.sinks.files import arranged, check_partitioning, data_files, persisted, place_of
 from kmqpy.spark.sinks.limits import Limit, folder_limits
 from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without_written
 from kmqpy.spark.sinks.target import Target

@@ -133,9 +133,7 @@ def test_a_backlog_that_keeps_the_takers_busy_delays_no_other_group(
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_of_a_group_as_many_are_in_flight_as_may_be(
-    kmq_target: Target,
-    shared: MakeQueue,
-    one_by_one: bool,
+    kmq_target: Target, shared: MakeQueue, one_by_one: bool
 ) -> None:
     queue = shared(max_in_flight_per_group=2)
     _send(queue, *(f"a{number}" for number in range(8)), "b0", one_by_one=one_by_one)

@@ -388,11 +388,7 @@ class Calls:
         return found
 
     async def _with_queue(
-        self,
-        asked: Asked,
-        use: Callable[[ServedQueue], Awaitable[T]],
-        *,
-        patience_s: float = PATIENCE_S,
+        self, asked: Asked, use: Callable[[ServedQueue], Awaitable[T]], *, patience_s: float = PATIENCE_S
     ) -> T:
         opened = asked.call.header(shapes.QUEUE_ID)
 

@@ -74,10 +74,7 @@ NUMBERS = {
     _KMS_PERIOD: _Range(300, 60, 86_400),
 }
 _ALWAYS_SHOWN = (*(name for name in NUMBERS if not name.startswith("Kms")), _SSE)
-_DEFAULTS = {
-    **{name: str(one.default) for name, one in NUMBERS.items()},
-    _SSE: "true",
-}
+_DEFAULTS = {**{name: str(one.default) for name, one in NUMBERS.items()}, _SSE: "true"}
 _EMPTIED = ("Policy", "RedrivePolicy", "RedriveAllowPolicy", _KMS)
 """These an empty text removes."""
 
@@ -175,13 +172,7 @@ class Sheet:
             scoped = self.scope(now_s), now_s + _SCOPE_CHANGES_S
         visibility = int(kept.pop(VISIBILITY, self.visibility))
         kept = {name: value for name, value in kept.items() if value or name not in _EMPTIED}
-        return replace(
-            self,
-            attributes=kept,
-            visibility=visibility,
-            modified_s=now_s,
-            scoped=scoped,
-        )
+        return replace(self, attributes=kept, visibility=visibility, modified_s=now_s, scoped=scoped)
 
     def notes(self) -> str:
         """The text that is kept."""

@@ -60,12 +60,7 @@ def outcome(results: dict[str, dict[str, Any] | SqsError]) -> dict[str, Any]:
     """The answer to a batch: a result or error for each entry. Lists without entries are left out."""
     good = [{"Id": id_, **one} for id_, one in results.items() if not isinstance(one, SqsError)]
     bad = [
-        {
-            "Id": id_,
-            "SenderFault": one.fault.status < 500,
-            "Code": one.fault.code,
-            "Message": str(one),
-        }
+        {"Id": id_, "SenderFault": one.fault.status < 500, "Code": one.fault.code, "Message": str(one)}
         for id_, one in results.items()
         if isinstance(one, SqsError)
     ]

@@ -83,8 +83,7 @@ class QueueActions:
         """The URL of a queue."""
         if not given.QueueName:
             raise SqsError(
-                INVALID_VALUE,
-                "Value for parameter QueueName is invalid. Reason: Must specify a queue name.",
+                INVALID_VALUE, "Value for parameter QueueName is invalid. Reason: Must specify a queue name."
             )
         name = asked.about(given.QueueName)
         await self._catalog.get(name)
@@ -322,10 +321,7 @@ def _check_tags(name: str, tags: Mapping[str, str]) -> None:
                 if is_key
                 else f"keys must be between 1 and {_MAX_KEY}"
             )
-            raise SqsError(
-                INVALID_VALUE,
-                f"Tag {what} characters in length.",
-            )
+            raise SqsError(INVALID_VALUE, f"Tag {what} characters in length.")
 
 
 def _page(
