@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -52,7 +52,8 @@ _FIXED_ON_KAFKA = {
     "fair_by": ("in_flight", "noise"),
     "max_in_flight_per_group": (None, ...),
 }
-"""Settings of queues on other storages: the value of each on Kafka, and what Kafka refuses (...: any)."""
+"""Settings of queues on other storages: the only value of each on Kafka, and then the values that other
+storages know, which Kafka refuses as NotSupported; `...`: all others. See _check_fixed()."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
 """Settings of the topics of a new queue, with their types."""
 _NEW_QUEUE_SETTINGS = (*_QUEUE_FIELDS, *_FIXED_ON_KAFKA, *_TOPIC_SETTINGS, "adopt")
@@ -189,7 +190,7 @@ class KafkaStorage(Closeable):
             for key, value in (("partitions", partitions), ("retention_ms", retention_ms))
         )
         retention = None if retention_ms is None else retention_ms / 1000
-        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+        with self._use_admin(name) as admin:
             admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
             if {"retry_lane", "priorities"} & changes.keys():
                 admin.remove_lanes(name)
@@ -206,7 +207,7 @@ class KafkaStorage(Closeable):
             name: The queue's name.
         """
         _check_name(name)
-        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+        with self._use_admin(name) as admin:
             found = admin.describe_queue(name)
             counted = admin.stats(name)
         delayed = counted.delayed + counted.released
@@ -233,7 +234,7 @@ class KafkaStorage(Closeable):
         Args:
             name: The queue's name.
         """
-        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+        with self._use_admin(name) as admin:
             return admin.stats(name)
 
     def in_flight(self, name: str, limit: int | None = 1_000) -> builtins.list[InFlightMessage]:
@@ -245,7 +246,7 @@ class KafkaStorage(Closeable):
             name: The queue's name.
             limit: The most to return; None: all.
         """
-        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+        with self._use_admin(name) as admin:
             return admin.in_flight(name, limit)
 
     def doctor(self, name: str | None = None) -> builtins.list[Finding]:
@@ -269,7 +270,7 @@ class KafkaStorage(Closeable):
             Unavailable: They have not let go in time.
         """
         _check_name(name)
-        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+        with self._use_admin(name) as admin:
             for queue in self._opened_queues():
                 if queue.name == name:
                     queue.leave_group()
@@ -278,7 +279,7 @@ class KafkaStorage(Closeable):
     def open(self, name: str, *, codec: Codec | None = None) -> KmqClient:
         """See Storage.open."""
         _check_name(name)
-        with self._use_admin() as admin, self._suggest_nearest(admin, name):
+        with self._use_admin(name) as admin:
             return self._open_queue(admin.settings(name), codec=codec)
 
     def open_url(self, url: QueueUrl) -> KmqClient:
@@ -358,19 +359,18 @@ class KafkaStorage(Closeable):
             return [*self._queues]
 
     @contextmanager
-    def _use_admin(self) -> Iterator[Admin]:
+    def _use_admin(self, name: str | None = None) -> Iterator[Admin]:
+        """Yield the Admin; where there is no queue `name`, the error suggests the most similar one."""
         self._check_open()
         with self._shared.admin() as admin:
             self._check_open()
-            yield admin
-
-    @contextmanager
-    def _suggest_nearest(self, admin: Admin, name: str) -> Iterator[None]:
-        """If the block raises QueueNotFound, raise one that suggests the queue with the most similar name."""
-        try:
-            yield
-        except QueueNotFound:
-            _raise_not_found(admin, name, has_registry=bool(self._shared.zookeeper.hosts))
+            try:
+                yield admin
+            except QueueNotFound:
+                if name is None:
+                    raise
+                names = admin.queue_names() if self._shared.zookeeper.hosts else []
+                raise QueueNotFound(f"queue: there is no queue {name!r}{nearest(name, names)}") from None
 
     def _check_open(self) -> None:
         self._guard.raise_if_inherited()
@@ -447,8 +447,3 @@ def _check_fixed(key: str, value: Any) -> None:
 def _check_name(name: object) -> None:
     if not is_topic_name(name):
         raise ConfigError(f"queue: invalid name {name!r}: on Kafka use 1 to 249 of a-z A-Z 0-9 . _ -")
-
-
-def _raise_not_found(admin: Admin, name: str, *, has_registry: bool) -> NoReturn:
-    names = admin.queue_names() if has_registry else []
-    raise QueueNotFound(f"queue: there is no queue {name!r}{nearest(name, names)}") from None

@@ -68,6 +68,7 @@ class Sampler:
         self._running: asyncio.Task[None] | None = None
         self._encoded: dict[tuple[Principal, int, int], bytes] = {}
         self._left: list[str] = []
+        """The queues that this pass through all of them has not sampled yet."""
         self._rest_until_s = 0.0
         self._stopped = False
 
@@ -160,6 +161,7 @@ class Sampler:
             await asyncio.sleep(max(0.0, _ROUND_S - (SYSTEM_CLOCK.monotonic() - begun_s)))
 
     async def _round(self, begun_s: float) -> None:
+        """Sample the queues that tabs show alone, then some of all, and rest so long that _SHARE is kept."""
         watched = [name for name in self._tabs if name]
         await self._sample(watched)
         if not self._tabs[""] or begun_s < self._rest_until_s:
@@ -176,6 +178,7 @@ class Sampler:
         self._rest_until_s = begun_s + (0.0 if is_first else took_s / _SHARE - _ROUND_S / 2)
 
     async def _list(self) -> None:
+        """Begin a pass through all queues."""
         names = [
             name
             for name in await self._hub.names()
@@ -241,6 +244,7 @@ class Sampler:
         return self._rows.setdefault(name, _Row())
 
     def _show(self, name: str, shown: dict[str, Any]) -> None:
+        """Give the row a new version if it has changed, so that tabs get it."""
         row = self._row(name)
         if row.shown != shown:
             self._version += 1

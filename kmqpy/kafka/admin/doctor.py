@@ -42,6 +42,7 @@ from kmqpy.kafka.copies.own_hanging import OwnTransaction, own_transaction
 from kmqpy.kafka.damaged_logs import DamagedLog, DamageSearch
 from kmqpy.kafka.group_commits import KnownRecord, group_commits, last_taken, new_cuts
 from kmqpy.kafka.hanging import HangingTransaction, HangingTransactions
+from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.markers.log_cuts import LogCuts
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.settings_mirror import Records
@@ -219,18 +220,13 @@ class Doctor:
             commits = group_commits(context.connection, settings, queue_log, ids)
         damaged: list[DamagedLog] = []
         if looks:
-            begins = {
-                settings.name: (queue_log, {one: commit.offset for one, commit in commits.items()}),
-                settings.markers_topic: (markers_log, {one: there.offset for one, there in stored.items()}),
+            taken_to = {partition: commit.offset for partition, commit in commits.items()}
+            read_to = {partition: one.offset for partition, one in stored.items()}
+            unread = {
+                **_unread(settings.name, queue_log, taken_to),
+                **_unread(settings.markers_topic, markers_log, read_to),
             }
-            damaged = self._damage.find(
-                {
-                    (topic, partition): max(start, begin.get(partition, 0))
-                    for topic, (bounds, begin) in begins.items()
-                    for partition, (start, end) in bounds.items()
-                    if max(start, begin.get(partition, 0)) < end
-                }
-            )
+            damaged = self._damage.find(unread)
         found_cuts: dict[int, LogCuts] = {}
         if messages is not None and not damaged:  # to read what is damaged could end this process
             ends = {
@@ -265,3 +261,11 @@ class Doctor:
         except AccessDenied:  # we may not see Kafka's settings of the topic
             found = topics.describe([SETTINGS_TOPIC])
         return found.get(SETTINGS_TOPIC)
+
+
+def _unread(
+    topic: str, log: Mapping[int, tuple[int, int]], read_to: Mapping[int, int]
+) -> dict[TopicPlace, int]:
+    """Where reading goes on in each partition of a topic that is not read to its end."""
+    begin = {partition: max(start, read_to.get(partition, 0)) for partition, (start, _) in log.items()}
+    return {(topic, partition): at for partition, at in begin.items() if at < log[partition][1]}

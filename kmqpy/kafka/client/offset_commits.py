@@ -55,15 +55,16 @@ class Commit:
     def within(self, end: int, epoch: int | None) -> Commit:
         """Return what can be true of this commit, of a log that ends at `end` and has this leader epoch.
 
-        Somebody else may have written epochs that the log never had, or an offset beyond its end. To a log
-        that was cut back, it belongs: somebody was elected leader then. `epoch`: None or -1 is not known.
+        Somebody else may have written epochs that the log never had, or an offset beyond its end. An offset
+        beyond the end is true all the same if the log was cut back since: then somebody was elected leader,
+        and the log has a higher epoch than the commit. `epoch`: None or -1 is not known.
         """
         latest = INT64_MAX if epoch is None or epoch < 0 else epoch
         commit, cuts = self, self.cuts.up_to(latest)
         if cuts != self.cuts or (self.epoch or 0) > latest:
             commit = replace(self, epoch=None, cuts=cuts)
-        is_cut = commit.epoch is not None and commit.epoch < latest
-        return commit if commit.offset <= end or is_cut else Commit(0, 0)
+        may_be_cut = commit.epoch is not None and commit.epoch < latest
+        return commit if commit.offset <= end or may_be_cut else Commit(0, 0)
 
     def with_cuts(self, cuts: LogCuts) -> Commit:
         """Return this commit for a log with these cuts, too.

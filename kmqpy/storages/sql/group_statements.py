@@ -68,8 +68,9 @@ UNION ALL SELECT * FROM (SELECT id, place, CASE WHEN until_ms > {now} THEN 1 ELS
 _FOLLOWERS_OF_HEAD = (
     _FOLLOWERS.replace(":group_id", "m.group_id").replace(":after", "m.place").replace(":limit", ":follow")
 )
-# A take by one statement: of the first ready rows, those that wait for nothing, each with what may follow it
-# (:follow rows at most). Behind a row that somebody else has locked, nothing of its group is taken.
+# A take by one statement: of the first ready rows, those that wait for nothing (heads), each with what may
+# follow it (wanted; :follow rows at most). Behind a row that is delayed, or that somebody else has locked,
+# nothing of its group is taken: `stopped` has the place of the first such row behind each head.
 _TAKE_FIRST = f"""WITH heads AS MATERIALIZED (
     SELECT id, place, group_id FROM (
         SELECT id, place, group_id FROM {{messages}}
