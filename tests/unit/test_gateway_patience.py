@@ -196,7 +196,8 @@ async def test_a_process_that_is_held_up_does_not_take_its_storage_to_be_away():
         assert len(await sending) == 1
 
 
-async def test_a_number_that_takes_long_is_answered_in_time():
+def slow_estimate():
+    """An Estimate of 7, the limits of its counts, and the event for which they wait."""
     gate = asyncio.Event()
     counted = []
 
@@ -205,7 +206,11 @@ async def test_a_number_that_takes_long_is_answered_in_time():
         await gate.wait()
         return 7
 
-    number = Estimate(count)
+    return Estimate(count), counted, gate
+
+
+async def test_a_number_that_takes_long_is_answered_in_time():
+    number, counted, gate = slow_estimate()
     number.change(5)
     number.change(-2)
     assert await asyncio.gather(number.get(), number.get(), number.get(10)) == [3, 3, 3]
@@ -224,15 +229,7 @@ async def test_a_number_that_takes_long_is_answered_in_time():
 
 
 async def test_however_many_limits_are_asked_for_few_counts_run():
-    answer = asyncio.Event()
-    limits = []
-
-    async def count(limit):
-        limits.append(limit)
-        await answer.wait()
-        return 7
-
-    size = Estimate(count)
+    size, limits, answer = slow_estimate()
     assert await asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60))) == [0] * 7
     assert limits == [20, 10, 30]
     answer.set()

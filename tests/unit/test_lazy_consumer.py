@@ -96,8 +96,8 @@ def test_of_the_issue_an_abandoned_one_is_closed_as_soon_as_nobody_uses_it(caplo
     ]
 
 
-def test_one_is_abandoned_while_another_thread_opens_it():
-    """The garbage collector must not wait, and the client's thread must not wait for close_current()."""
+def slow_to_open():
+    """One whose opening waits; an event that says that it does, and the event for which it waits."""
     lazy = Lazy()
     opening, may_open = threading.Event(), threading.Event()
 
@@ -107,6 +107,12 @@ def test_one_is_abandoned_while_another_thread_opens_it():
         return Lazy.new(lazy, owner)
 
     lazy._make = new
+    return lazy, opening, may_open
+
+
+def test_one_is_abandoned_while_another_thread_opens_it():
+    """The garbage collector must not wait, and the client's thread must not wait for close_current()."""
+    lazy, opening, may_open = slow_to_open()
     user = threading.Thread(target=lazy.opened)
     user.start()
     opening.wait(60)
@@ -152,15 +158,7 @@ def test_one_that_is_closed_just_when_it_was_opened_is_left_to_nobody():
 
 
 def test_one_that_is_closed_while_it_is_opened_is_left_to_nobody():
-    lazy = Lazy()
-    opening, may_open = threading.Event(), threading.Event()
-
-    def new(owner):
-        opening.set()
-        may_open.wait(60)
-        return Lazy.new(lazy, owner)
-
-    lazy._make = new
+    lazy, opening, may_open = slow_to_open()
     raised = []
 
     def use():
