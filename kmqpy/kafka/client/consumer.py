@@ -121,7 +121,7 @@ class QueueConsumer(Closeable):
             closed=self._closed,
             telemetry=self._telemetry,
             clock=clock,
-            leader=None if main is None else main._receiver,
+            leader=None if main is None else main.receiver,
         )
         # For the receiver, and for changing the topics; reentrant, since the receiver may have these changed.
         self.receiving: threading.RLock = threading.RLock() if main is None else main.receiving
