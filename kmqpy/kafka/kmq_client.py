@@ -378,7 +378,7 @@ class KmqClient(Closeable):
             Fenced: The group goes on without this client.
             Closed: It was closed.
         """
-        with self._telemetry.operating(self.name, "receive"), self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "receive"), self._consumer.use(takes=True) as consumer:
             try:
                 return consumer.receive(max_messages, wait=wait, lease=lease)
             except Closed:
@@ -393,7 +393,7 @@ class KmqClient(Closeable):
         """
         self._guard.raise_if_inherited()
         while self._consumer.is_open:
-            with self._consumer.use() as consumer:
+            with self._consumer.use(takes=True) as consumer:
                 yield from consumer
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
@@ -619,11 +619,12 @@ class KmqClient(Closeable):
 
         self._consumer.check_open()
         named = message.receipt if isinstance(message, Message) else message
-        return trace(self._connection, self._settings, named)
+        return trace(self._connection, self._current.recent(), named)
 
     def _orphans(self, leased: Sequence[InFlightMessage]) -> list[Orphan]:
         """The same messages with their records, in the same order."""
-        lanes = {lane.name: lane for lane in self._settings.lanes()}
+        with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
+            lanes = {lane.name: lane for lane in admin.settings(self._settings).lanes()}
         lane_of = {one.receipt: lanes[Receipt.parse(one.receipt).queue] for one in leased}
         found: dict[str, Orphan] = {}
         for lane in lanes.values():

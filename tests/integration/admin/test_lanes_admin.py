@@ -64,10 +64,13 @@ def test_lanes_are_added_to_a_queue_in_use_and_removed_once_they_are_empty(
 ):
     monkeypatch.setattr(lane_removal, "QUIET_S", 0.2)
     admin.create_queue(queue_name, partitions=2, retention=30 * 24 * 3600)
+    Topics(connection).configure(queue_name, {"max.message.bytes": "5000000", "flush.messages": "1"})
     with_lanes = admin.alter_queue(queue_name, retry_lane=True, priorities=2)
     retry, urgent, _ = with_lanes.lanes()
-    kept = {topic.name: topic.config["retention.ms"] for topic in admin.describe_queue(queue_name).topics}
-    assert kept[retry.name] == kept[queue_name]
+    configs = {topic.name: topic.config for topic in admin.describe_queue(queue_name).topics}
+    for key in ("retention.ms", "max.message.bytes", "flush.messages", "min.insync.replicas"):
+        assert configs[retry.name][key] == configs[urgent.markers_topic][key] == configs[queue_name][key]
+    assert configs[retry.markers_topic]["message.timestamp.type"] == "LogAppendTime"
     send_to(urgent, connection, 3)
 
     marked = admin.alter_queue(queue_name, retry_lane=False, priorities=1)
@@ -185,7 +188,12 @@ def test_an_open_client_counts_lanes_that_were_added_since(admin, connection, zo
     with KmqClient(queue_name, connection, zookeeper) as queue:
         urgent, _ = admin.alter_queue(queue_name, priorities=2).lanes()
         send_to(urgent, connection, 2)
-        assert queue.size() == 2
+        with QueueConsumer(urgent, connection) as consumer:
+            (taken,) = consumer.receive(1, wait=10, lease=60)
+            (orphan,) = queue.orphans()
+            assert (orphan.receipt, orphan.message.body) == (taken.receipt, b"0")
+        assert queue.size() == 1
+        assert queue.in_flight() == 1
         assert queue.purge() == 2
         assert queue.size() == 0
 
