@@ -119,9 +119,18 @@ _takeover = stepwise(
     find_cut=cut_search.find_cut,
     find_starts=find_starts,
 )
+
+
+def _controlled_search(*given: Any) -> Steps:
+    """The search for copies in the retry lane, as the controls of the world have it."""
+    return CLOCK.world.controls.lost_of_lane(*given)
+
+
 _lost_copies = stepwise(
-    "tracker.redelivery.lost_copies", {"redeliver_lost_copies"}, partition_reader=LogReader
+    "tracker.redelivery.lost_copies", {"redeliver_lost_copies", "lost_of_lane"}, partition_reader=LogReader
 )
+LostOfLane = _lost_copies.lost_of_lane
+_lost_copies.lost_of_lane = _controlled_search
 _cut_keeper = stepwise(
     "tracker.cut_keeper",
     set(),

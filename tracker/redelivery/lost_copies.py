@@ -7,11 +7,15 @@ is the end marker of a tracker, which names the copy; and none says that somebod
 Copies right before the cut may be gone, too: if the record that committed them was cut away, the next
 transaction of their producer there decides, and may be aborted. If the cut is not told, since nothing stands
 behind it yet, several of the last transactions may be gone, and the one whose commit was cut away with them.
+
+Where the retry lane was cut, its tracker looks through the markers of the queue's other lanes, too, whose
+copies stand there (rule R46). Those name a copy by its offset, and know nothing of the retry lane's epochs,
+so it reads what stands at the offset now: a copy names its original.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -20,11 +24,11 @@ from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
-from kmqpy.kafka.markers.log_cuts import LogCuts, offset_of
+from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
+from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings import RETRY_SUFFIX, KafkaConnection, QueueSettings
 from tracker.redelivery.known_log import CopySearch
 from tracker.redelivery.tick_writer import TickWriter
 
@@ -36,14 +40,21 @@ _CLOCKS_APART_MS = 300_000
 _OFFSETS_BEFORE = 50
 """The time of a record up to so many offsets before the cut tells since when copies behind it were made: at
 the cut itself there may be a record that ends a transaction, which readers don't see."""
+_ENDS_WITHIN_S = 10.0
+"""For so long the transactions that are open in another lane may last."""
+_LOOK_AGAIN_S = 0.1
 
 
 class LostCopies:
-    """Reads the markers of one queue partition, in the order of their log. Pure: no I/O."""
+    """Reads the markers of one queue partition, in the order of their log. Pure: no I/O.
 
-    def __init__(self, topic: str, partition: int, cuts: LogCuts, start: int) -> None:
+    copies_in  the topic whose log was cut at offset `start`; empty: that of the messages
+    """
+
+    def __init__(self, topic: str, partition: int, cuts: LogCuts, start: int, copies_in: str = "") -> None:
         self._topic = topic
         self._partition = partition
+        self._copies_in = copies_in or topic
         self._cuts = cuts
         self._start = start
         self.before: dict[int, set[int]] = {}
@@ -85,7 +96,32 @@ class LostCopies:
 
         aborted  those of `before` that nobody can read any more
         """
-        return sorted(number for number in self._copies if self._is_lost(number, aborted))
+        current = filter(self._cuts.is_current, self._copies)  # else the message itself was cut away
+        return sorted(number for number in current if not self._goes_on(number, aborted))
+
+    def copied(self) -> dict[int, int]:
+        """By number of each message whose last copy went to `copies_in`: the offset of the copy."""
+        return {
+            number: offset_of(copy.offset) for number, copy in self._copies.items() if self._is_there(copy)
+        }
+
+    def was_finished(self, offset: int, aborted: Container[int]) -> bool:
+        """True if what stood at this offset was acknowledged or copied before it was cut away or aborted."""
+        former = self._cuts.former_numbers(offset) if offset >= self._start else []
+        return all(
+            number in self._acknowledged or self._goes_on(number, aborted)
+            for number in former or [self._cuts.number_of(offset)]
+        )
+
+    def is_of(self, number: int, record: Any) -> bool:
+        """True if this record is a copy of the message with this number."""
+        if record is None:
+            return False
+        try:
+            named = read_ancestors(dict(read_headers(record)[0]).get(ANCESTORS), RecordPlace("", -1, 0))
+        except DecodeError:
+            return False
+        return named[-1:] == (RecordPlace(self._topic, self._partition, number),)
 
     def _named(self, marker: Marker, data: bytes | None) -> dict[int, RecordPlace]:
         if marker.op is not Op.END or not marker.by_tracker or data is None:
@@ -96,22 +132,24 @@ class LostCopies:
         ]
         return dict(zip(marker.offsets(), copies, strict=True))
 
-    def _is_before(self, copy: RecordPlace) -> bool:
-        is_here = (copy.topic, copy.partition) == (self._topic, self._partition)
-        return is_here and offset_of(copy.offset) < self._start and self._cuts.is_current(copy.offset)
+    def _is_there(self, copy: RecordPlace) -> bool:
+        return (copy.topic, copy.partition) == (self._copies_in, self._partition)
 
-    def _is_lost(self, number: int, aborted: Container[int]) -> bool:
-        if not self._cuts.is_current(number):
-            return False  # the message itself was cut away
+    def _is_before(self, copy: RecordPlace) -> bool:
+        is_before = offset_of(copy.offset) < self._start
+        return is_before and self._is_there(copy) and self._cuts.is_current(copy.offset)
+
+    def _goes_on(self, number: int, aborted: Container[int]) -> bool:
+        """True if the message has a copy that can be read, or had one that was acknowledged."""
         while (copy := self._copies.get(number)) is not None:
             if (copy.topic, copy.partition) != (self._topic, self._partition) or copy.offset <= number:
-                return False
+                return True
             number = copy.offset
             if number in self._acknowledged:
-                return False
+                return True
             if self._cuts.is_current(number) and number not in aborted:
-                return False
-        return True
+                return True
+        return False
 
 
 def _names(marker: Marker, number: int) -> bool:
@@ -172,13 +210,70 @@ def redeliver_lost_copies(
         aborted |= gone
         if len(gone) < len(copies):  # those before them were committed before
             break
-    markers = [
-        Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
-        for number in found.found(aborted)
-    ]
-    if markers:
-        tick_writer.send_markers(queue.markers_topic, markers, timeout_s)
-    return len(markers)
+    lost = {queue.markers_topic: found.found(aborted)}
+    if f"__{queue.lane_ending}" == RETRY_SUFFIX:
+        for lane, topic in queue.lane_markers.items():
+            if lane != queue.name:
+                there = LostCopies(lane, partition, NO_CUTS, start, queue.name)
+                finished = partial(found.was_finished, aborted=aborted)
+                lost[topic] = lost_of_lane(
+                    connection, queue, partition, start, topic, there, finished, since_ms, clock
+                )
+    for topic, numbers in lost.items():
+        markers = [
+            Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
+            for number in numbers
+        ]
+        if markers:
+            tick_writer.send_markers(topic, markers, timeout_s)
+    return sum(map(len, lost.values()))
+
+
+def lost_of_lane(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    partition: int,
+    start: int,
+    markers_topic: str,
+    there: LostCopies,
+    finished: Callable[[int], bool],
+    since_ms: int,
+    clock: Clock,
+) -> list[int]:
+    """The messages of another lane whose copies in this one are gone, and were finished by nobody.
+
+    `there` is to read the markers of that lane; `finished` is was_finished() of this one. Raises KmqError.
+    """
+    end = partition_reader.bounds(connection, markers_topic, [partition], uncommitted=True)[partition][1]
+    deadline = clock.monotonic() + _ENDS_WITHIN_S
+    # A transaction that was open there may have had copies here before the cut, and commit their ends.
+    while partition_reader.bounds(connection, markers_topic, [partition])[partition][1] < end:
+        if clock.monotonic() >= deadline:
+            raise Unavailable(f"a transaction in {markers_topic} is open; try again")
+        clock.sleep(_LOOK_AGAIN_S)
+    partition_reader.scan_since(
+        connection, markers_topic, {partition: since_ms}, partial(_read_all, there), clock=clock
+    )
+    copied = there.copied()
+    low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
+    end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
+    if any(stable <= offset < end for offset in copied.values()):
+        raise Unavailable("a transaction behind the cut is open; try again")
+    lost: list[int] = []
+    behind = {offset for offset in copied.values() if offset >= start}
+    for offsets in [behind, *reversed(there.before.values())]:
+        places = {(partition, offset) for offset in offsets if offset >= low}
+        found = partition_reader.read_at(connection, queue.name, places, clock=clock)
+        lost += [
+            number
+            for number, offset in copied.items()
+            if (partition, offset) in places
+            and not there.is_of(number, found.get((partition, offset)))
+            and not finished(offset)
+        ]
+        if offsets is not behind and found:
+            break  # those before them were committed before
+    return sorted(lost)
 
 
 def _read_all(found: LostCopies, _partition: int, records: list[Any]) -> bool:

@@ -1,6 +1,7 @@
 """Queues with lanes are created, altered, counted and deleted, on a real Kafka and ZooKeeper."""
 
 import pytest
+from support import collect, delete_topic, make_topic
 
 from kmqpy.errors import ConfigError, TopicError, Unavailable
 from kmqpy.kafka.admin import lane_removal
@@ -247,6 +248,27 @@ def test_the_doctor_looks_at_each_lane(admin, connection, queue_name):
     Topics(connection).grow(retry, 2)
     advice = {one.to_do for one in admin.doctor(queue_name) if one.kind is Kind.TOO_MANY_PARTITIONS}
     assert advice == {f"`kmq queue alter {queue_name} --partitions 2`"}
+
+
+def test_r24_a_lane_whose_topic_was_recreated_without_its_markers_is_not_read(admin, connection, queue_name):
+    """Its messages would count as taken."""
+    settings = QueueSettings(name=queue_name, retry_lane=True)
+    admin.create_queue(settings)
+    retry, _ = settings.lanes()
+    send_to(retry, connection, 1)
+    with KmqClient(queue_name, connection) as queue:
+        queue.ack(collect(queue, 1), confirmed=True)
+    topics = Topics(connection)
+    delete_topic(topics, retry.name)
+    make_topic(topics, retry.name)
+    send_to(retry, connection, 1)
+    with (
+        KmqClient(queue_name, connection) as queue,
+        pytest.raises(TopicError, match=f"'{retry.name}': its topic was recreated, .* {queue_name}$"),
+    ):
+        collect(queue, 1)
+    (found,) = [one for one in admin.doctor(queue_name) if one.kind is Kind.MARKERS_OF_EARLIER_TOPIC]
+    assert "none is taken or redelivered" in found.what
 
 
 def test_lanes_that_would_take_the_topics_or_the_name_of_another_queue(admin, registry, queue_name):

@@ -103,7 +103,7 @@ def check_stale_markers(facts: Facts) -> Faults:
         found = {queue.name: queue.markers_topic} | found
     for name, markers in found.items():
         what = f"topic {name} was recreated, but not {markers}, whose markers count for the new messages: "
-        if name == queue.name:
+        if name in queue.lane_markers:
             what += "none is taken or redelivered, so that none is lost"
         else:
             what += "dead letters can be missing where they are listed or redriven"
