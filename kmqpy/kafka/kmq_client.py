@@ -22,7 +22,15 @@ from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
-from kmqpy.errors import Closed, DecodeError, KmqError, NotSupported, ReceiptError, shown
+from kmqpy.errors import (
+    Closed,
+    DecodeError,
+    KmqError,
+    NotSupported,
+    QueueNotFound,
+    ReceiptError,
+    shown,
+)
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT, ClientOptions, split_options
 from kmqpy.kafka.client.lazy_consumer import LazyConsumer
@@ -149,9 +157,17 @@ class KmqClient(Closeable):
             from kmqpy.kafka.client.consumer import QueueConsumer
             from kmqpy.kafka.client.lanes import LanesConsumer
 
+            def consumer_of(settings: QueueSettings) -> QueueConsumer | LanesConsumer:
+                made = LanesConsumer if settings.has_lanes else QueueConsumer
+                return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+
             settings = current.recent()
-            made = LanesConsumer if settings.has_lanes else QueueConsumer
-            return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+            try:
+                return consumer_of(settings)
+            except QueueNotFound:
+                if (now := current.refresh()).lane_names == settings.lane_names:
+                    raise
+                return consumer_of(now)  # somebody has just removed a lane
 
         self._consumer = LazyConsumer(
             consumer,

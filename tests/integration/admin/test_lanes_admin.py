@@ -3,7 +3,7 @@
 import pytest
 from support import collect, delete_topic, make_topic
 
-from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import lane_removal
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind
@@ -197,6 +197,21 @@ def test_an_open_client_counts_lanes_that_were_added_since(admin, connection, zo
         assert queue.in_flight() == 1
         assert queue.purge() == 2
         assert queue.size() == 0
+
+
+def test_a_client_that_receives_first_when_a_lane_was_just_removed(
+    admin, connection, queue_name, monkeypatch
+):
+    monkeypatch.setattr(lane_removal, "QUIET_S", 0.0)
+    admin.create_queue(QueueSettings(name=queue_name, retry_lane=True))
+    with KmqClient(queue_name, connection) as queue:
+        admin.alter_queue(queue_name, retry_lane=False)
+        admin.remove_lanes(queue_name)
+        queue.send("a")
+        assert [one.body for one in collect(queue, 1)] == [b"a"]
+        admin.delete_queue(queue_name)
+    with pytest.raises(QueueNotFound):
+        KmqClient(queue_name, connection)
 
 
 def test_where_jvm_trackers_serve_a_queue_lanes_are_refused(admin, queue_name):
