@@ -419,7 +419,7 @@ class CommitsInAnyEpoch(PartitionRedelivery):
 def finds_none(*_: Any) -> Steps:
     """Looks not for messages of other lanes whose copies a cut of the retry lane took away (rule R46)."""
     yield from ()
-    return []
+    return {}
 
 
 class CutsUnseen(CrashRecovery):
@@ -604,7 +604,7 @@ CONTROLS = {
     "no fallback from the retry lane": Controls(redeliverer=OnlyRetryLane, lanes=True),
     "lane removed before it is empty": Controls(lane_removal=RemovesFullLanes, lanes=True),
     "copies that a retry lane has lost not looked for": Controls(
-        lost_of_lane=finds_none, lanes=True, cut_logs=True
+        lost_of_lanes=finds_none, lanes=True, cut_logs=True
     ),
     "cut logs not looked for by clients": Controls(recovery=CutsUnseen, cut_logs=True),
     "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),

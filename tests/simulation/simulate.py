@@ -42,7 +42,7 @@ from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
     LastAttempts,
-    LostOfLane,
+    LostOfLanes,
     MarkerReader,
     OffsetKeeper,
     OriginalsReader,
@@ -108,7 +108,7 @@ class Controls:
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     lane_removal: Any = LaneRemoval
-    lost_of_lane: Any = LostOfLane
+    lost_of_lanes: Any = LostOfLanes
     lanes: bool | None = None
     priorities: bool | None = None
     """Both: in every seed, or in none; None: as the seed says. Without lanes there are no priorities."""

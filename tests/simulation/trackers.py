@@ -122,15 +122,17 @@ _takeover = stepwise(
 
 
 def _controlled_search(*given: Any) -> Steps:
-    """The search for copies in the retry lane, as the controls of the world have it."""
-    return CLOCK.world.controls.lost_of_lane(*given)
+    """The search for copies of other lanes, as the controls of the world have it."""
+    return CLOCK.world.controls.lost_of_lanes(*given)
 
 
 _lost_copies = stepwise(
-    "tracker.redelivery.lost_copies", {"redeliver_lost_copies", "lost_of_lane"}, partition_reader=LogReader
+    "tracker.redelivery.lost_copies",
+    {"redeliver_lost_copies", "lost_of_lanes", "write_lost"},
+    partition_reader=LogReader,
 )
-LostOfLane = _lost_copies.lost_of_lane
-_lost_copies.lost_of_lane = _controlled_search
+LostOfLanes = _lost_copies.lost_of_lanes
+_lost_copies.lost_of_lanes = _controlled_search
 _cut_keeper = stepwise(
     "tracker.cut_keeper",
     set(),

@@ -8,14 +8,14 @@ Copies right before the cut may be gone, too: if the record that committed them 
 transaction of their producer there decides, and may be aborted. If the cut is not told, since nothing stands
 behind it yet, several of the last transactions may be gone, and the one whose commit was cut away with them.
 
-Where the retry lane was cut, its tracker looks through the markers of the queue's other lanes, too, whose
-copies stand there (rule R46). Those name a copy by its offset, and know nothing of the retry lane's epochs,
-so it reads what stands at the offset now: a copy names its original.
+The tracker of a retry lane looks through the markers of the queue's other lanes, too, whose copies stand
+there (rule R46): behind a cut, and after each election, since it knows nothing of copies that nobody has
+taken. Those lanes name copies by offsets, and know no epochs of the retry lane. So it reads what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,21 +40,20 @@ _CLOCKS_APART_MS = 300_000
 _OFFSETS_BEFORE = 50
 """The time of a record up to so many offsets before the cut tells since when copies behind it were made: at
 the cut itself there may be a record that ends a transaction, which readers don't see."""
+_BEHIND_A_CUT = 1_000_000
+_AFTER_AN_ELECTION = 10_000
+"""So many of the last markers of each other lane are read."""
 _ENDS_WITHIN_S = 10.0
 """For so long the transactions that are open in another lane may last."""
 _LOOK_AGAIN_S = 0.1
 
 
 class LostCopies:
-    """Reads the markers of one queue partition, in the order of their log. Pure: no I/O.
+    """Reads the markers of one queue partition, in the order of their log. Pure: no I/O."""
 
-    copies_in  the topic whose log was cut at offset `start`; empty: that of the messages
-    """
-
-    def __init__(self, topic: str, partition: int, cuts: LogCuts, start: int, copies_in: str = "") -> None:
+    def __init__(self, topic: str, partition: int, cuts: LogCuts, start: int) -> None:
         self._topic = topic
         self._partition = partition
-        self._copies_in = copies_in or topic
         self._cuts = cuts
         self._start = start
         self.before: dict[int, set[int]] = {}
@@ -99,19 +98,10 @@ class LostCopies:
         current = filter(self._cuts.is_current, self._copies)  # else the message itself was cut away
         return sorted(number for number in current if not self._goes_on(number, aborted))
 
-    def copied(self) -> dict[int, int]:
-        """By number of each message whose last copy went to `copies_in`: the offset of the copy."""
-        return {
-            number: offset_of(copy.offset) for number, copy in self._copies.items() if self._is_there(copy)
-        }
-
-    def was_finished(self, offset: int, aborted: Container[int]) -> bool:
-        """True if what stood at this offset was acknowledged or copied before it was cut away or aborted."""
-        former = self._cuts.former_numbers(offset) if offset >= self._start else []
-        return all(
-            number in self._acknowledged or self._goes_on(number, aborted)
-            for number in former or [self._cuts.number_of(offset)]
-        )
+    def copied_to(self, topic: str) -> dict[int, int]:
+        """By number of each message whose last copy went to `topic`: the offset of the copy."""
+        last = self._copies.items()
+        return {n: copy.offset for n, copy in last if copy[:2] == (topic, self._partition)}
 
     def is_of(self, number: int, record: Any) -> bool:
         """True if this record is a copy of the message with this number."""
@@ -123,6 +113,13 @@ class LostCopies:
             return False
         return named[-1:] == (RecordPlace(self._topic, self._partition, number),)
 
+    def was_finished(self, offset: int, present: Any) -> bool:
+        """True if the former message at this offset was acknowledged or copied; `present` is there now."""
+        numbers = self._cuts.former_numbers(offset)[-1:]
+        if present is None or not numbers:
+            numbers.append(self._cuts.number_of(offset))
+        return any(number in self._acknowledged or self._goes_on(number) for number in numbers)
+
     def _named(self, marker: Marker, data: bytes | None) -> dict[int, RecordPlace]:
         if marker.op is not Op.END or not marker.by_tracker or data is None:
             return {}
@@ -132,14 +129,11 @@ class LostCopies:
         ]
         return dict(zip(marker.offsets(), copies, strict=True))
 
-    def _is_there(self, copy: RecordPlace) -> bool:
-        return (copy.topic, copy.partition) == (self._copies_in, self._partition)
-
     def _is_before(self, copy: RecordPlace) -> bool:
-        is_before = offset_of(copy.offset) < self._start
-        return is_before and self._is_there(copy) and self._cuts.is_current(copy.offset)
+        is_here = (copy.topic, copy.partition) == (self._topic, self._partition)
+        return is_here and offset_of(copy.offset) < self._start and self._cuts.is_current(copy.offset)
 
-    def _goes_on(self, number: int, aborted: Container[int]) -> bool:
+    def _goes_on(self, number: int, aborted: Container[int] = ()) -> bool:
         """True if the message has a copy that can be read, or had one that was acknowledged."""
         while (copy := self._copies.get(number)) is not None:
             if (copy.topic, copy.partition) != (self._topic, self._partition) or copy.offset <= number:
@@ -172,8 +166,11 @@ def redeliver_lost_copies(
     time. Raises KmqError; Unavailable also as long as the copies before `search.start` are neither committed
     nor aborted.
     """
-    start, last = search
+    start, last, of_lanes = search
     clock.sleep(pause_s)
+    if of_lanes:
+        lost = lost_of_lanes(connection, queue, partition, cuts, _AFTER_AN_ELECTION, clock)
+        return write_lost(tick_writer, partition, lost, connection.timeout_s)
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
     if stable < start:
         end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
@@ -211,14 +208,20 @@ def redeliver_lost_copies(
         if len(gone) < len(copies):  # those before them were committed before
             break
     lost = {queue.markers_topic: found.found(aborted)}
-    if f"__{queue.lane_ending}" == RETRY_SUFFIX:
-        for lane, topic in queue.lane_markers.items():
-            if lane != queue.name:
-                there = LostCopies(lane, partition, NO_CUTS, start, queue.name)
-                finished = partial(found.was_finished, aborted=aborted)
-                lost[topic] = lost_of_lane(
-                    connection, queue, partition, start, topic, there, finished, since_ms, clock
-                )
+    if is_retry_lane(queue):
+        lost |= lost_of_lanes(connection, queue, partition, cuts, _BEHIND_A_CUT, clock)
+    return write_lost(tick_writer, partition, lost, timeout_s)
+
+
+def is_retry_lane(queue: QueueSettings) -> bool:
+    """True for the settings of a retry lane, in which copies of other lanes stand."""
+    return f"__{queue.lane_ending}" == RETRY_SUFFIX
+
+
+def write_lost(
+    tick_writer: TickWriter, partition: int, lost: Mapping[str, Sequence[int]], timeout_s: float
+) -> int:
+    """Write the markers which say that messages are to be redelivered, by markers topic; returns how many."""
     for topic, numbers in lost.items():
         markers = [
             Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
@@ -229,51 +232,67 @@ def redeliver_lost_copies(
     return sum(map(len, lost.values()))
 
 
-def lost_of_lane(
-    connection: KafkaConnection,
-    queue: QueueSettings,
-    partition: int,
-    start: int,
-    markers_topic: str,
-    there: LostCopies,
-    finished: Callable[[int], bool],
-    since_ms: int,
-    clock: Clock,
-) -> list[int]:
-    """The messages of another lane whose copies in this one are gone, and were finished by nobody.
+def lost_of_lanes(
+    connection: KafkaConnection, queue: QueueSettings, partition: int, cuts: LogCuts, most: int, clock: Clock
+) -> dict[str, list[int]]:
+    """By markers topic of other lanes: the messages whose copies here are gone, and were not finished.
 
-    `there` is to read the markers of that lane; `finished` is was_finished() of this one. Raises KmqError.
+    Reads the last `most` markers of each. Raises KmqError.
     """
-    end = partition_reader.bounds(connection, markers_topic, [partition], uncommitted=True)[partition][1]
-    deadline = clock.monotonic() + _ENDS_WITHIN_S
-    # A transaction that was open there may have had copies here before the cut, and commit their ends.
-    while partition_reader.bounds(connection, markers_topic, [partition])[partition][1] < end:
-        if clock.monotonic() >= deadline:
-            raise Unavailable(f"a transaction in {markers_topic} is open; try again")
-        clock.sleep(_LOOK_AGAIN_S)
-    partition_reader.scan_since(
-        connection, markers_topic, {partition: since_ms}, partial(_read_all, there), clock=clock
-    )
-    copied = there.copied()
+    lanes: dict[str, LostCopies] = {}
+    times: list[int] = []
+    for lane, topic in queue.lane_markers.items():
+        if lane == queue.name:
+            continue
+        end = partition_reader.bounds(connection, topic, [partition], uncommitted=True)[partition][1]
+        deadline = clock.monotonic() + _ENDS_WITHIN_S
+        # A transaction that is open there may have had copies here before the cut, and commit their ends.
+        while partition_reader.bounds(connection, topic, [partition])[partition][1] < end:
+            if clock.monotonic() >= deadline:
+                raise Unavailable(f"a transaction in {topic} is open; try again")
+            clock.sleep(_LOOK_AGAIN_S)
+        lanes[topic] = LostCopies(lane, partition, NO_CUTS, 0)
+        first: list[int] = []
+        partition_reader.scan(
+            connection,
+            topic,
+            {partition: max(0, end - most)},
+            _note_time(first),
+            limit=1,
+            uncommitted=True,
+            timeout_s=connection.timeout_s,
+            clock=clock,
+        )
+        if first:
+            partition_reader.scan_since(
+                connection, topic, {partition: first[0]}, partial(_read_all, lanes[topic]), clock=clock
+            )
+            times += first
+    here = LostCopies(queue.name, partition, cuts, 0)
+    if times:
+        partition_reader.scan_since(
+            connection, queue.markers_topic, {partition: min(times)}, partial(_read_all, here), clock=clock
+        )
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
     end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
-    if any(stable <= offset < end for offset in copied.values()):
-        raise Unavailable("a transaction behind the cut is open; try again")
-    lost: list[int] = []
-    behind = {offset for offset in copied.values() if offset >= start}
-    for offsets in [behind, *reversed(there.before.values())]:
-        places = {(partition, offset) for offset in offsets if offset >= low}
-        found = partition_reader.read_at(connection, queue.name, places, clock=clock)
-        lost += [
+    lost: dict[str, list[int]] = {}
+    for topic, there in lanes.items():
+        copied = {number: at for number, at in there.copied_to(queue.name).items() if at >= low}
+        if any(stable <= at < end for at in copied.values()):
+            raise Unavailable("a transaction of another lane is open; try again")
+        places = {(partition, at) for at in copied.values()}
+        records = partition_reader.read_at(connection, queue.name, places, clock=clock) if places else {}
+        present = {number: records.get((partition, at)) for number, at in sorted(copied.items())}
+        lost[topic] = [
             number
-            for number, offset in copied.items()
-            if (partition, offset) in places
-            and not there.is_of(number, found.get((partition, offset)))
-            and not finished(offset)
+            for number, record in present.items()
+            if not (there.is_of(number, record) or here.was_finished(copied[number], record))
         ]
-        if offsets is not behind and found:
-            break  # those before them were committed before
-    return sorted(lost)
+    return lost
+
+
+def _note_time(times: list[int]) -> Callable[[Any], None]:
+    return lambda record: times.append(record.timestamp()[1])
 
 
 def _read_all(found: LostCopies, _partition: int, records: list[Any]) -> bool:
