@@ -282,12 +282,11 @@ def lost_of_lanes(
             raise Unavailable("a transaction of another lane is open; try again")
         places = {(partition, at) for at in copied.values()}
         records = partition_reader.read_at(connection, queue.name, places, clock=clock) if places else {}
-        present = {number: records.get((partition, at)) for number, at in sorted(copied.items())}
-        lost[topic] = [
-            number
-            for number, record in present.items()
-            if not (there.is_of(number, record) or here.was_finished(copied[number], record))
-        ]
+        present = {number: records.get((partition, at)) for number, at in copied.items()}
+        gone = [number for number, record in present.items() if not there.is_of(number, record)]
+        last = {copied[number]: number for number in gone}  # of those that stood at one offset, by two cuts
+        finished = {n for at, n in last.items() if here.was_finished(at, present[n])}
+        lost[topic] = sorted(set(gone) - finished)
     return lost
 
 
