@@ -15,7 +15,7 @@ taken. Those lanes name copies by offsets, and know no epochs of the retry lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -182,20 +182,9 @@ def redeliver_lost_copies(
         connection, queue.name, [(partition, last)], clock=clock
     ):
         return 0
-    times: list[int] = []
-    timeout_s = connection.timeout_s
-    partition_reader.scan(
-        connection,
-        queue.name,
-        {partition: max(0, start - _OFFSETS_BEFORE)},
-        lambda record: times.append(record.timestamp()[1]),
-        limit=1,
-        uncommitted=True,
-        timeout_s=timeout_s,
-        clock=clock,
-    )
+    before_ms = time_of(connection, queue.name, partition, max(0, start - _OFFSETS_BEFORE), clock)
     found = LostCopies(queue.name, partition, cuts, start)
-    since_ms = max(0, min(times, default=0) - _CLOCKS_APART_MS)
+    since_ms = max(0, before_ms - _CLOCKS_APART_MS)
     partition_reader.scan_since(
         connection, queue.markers_topic, {partition: since_ms}, partial(_read_all, found), clock=clock
     )
@@ -210,7 +199,7 @@ def redeliver_lost_copies(
     lost = {queue.markers_topic: found.found(aborted)}
     if is_retry_lane(queue):
         lost |= lost_of_lanes(connection, queue, partition, cuts, _BEHIND_A_CUT, clock)
-    return write_lost(tick_writer, partition, lost, timeout_s)
+    return write_lost(tick_writer, partition, lost, connection.timeout_s)
 
 
 def is_retry_lane(queue: QueueSettings) -> bool:
@@ -237,8 +226,10 @@ def lost_of_lanes(
 ) -> dict[str, list[int]]:
     """By markers topic of other lanes: the messages whose copies here are gone, and were not finished.
 
-    Reads the last `most` markers of each. Raises KmqError.
+    Reads the last `most` markers of each. Those before the first one of this lane may name copies in a former
+    lane of this name, which was removed. Raises KmqError.
     """
+    begun = time_of(connection, queue.markers_topic, partition, 0, clock)
     lanes: dict[str, LostCopies] = {}
     times: list[int] = []
     for lane, topic in queue.lane_markers.items():
@@ -252,27 +243,14 @@ def lost_of_lanes(
                 raise Unavailable(f"a transaction in {topic} is open; try again")
             clock.sleep(_LOOK_AGAIN_S)
         lanes[topic] = LostCopies(lane, partition, NO_CUTS, 0)
-        first: list[int] = []
-        partition_reader.scan(
-            connection,
-            topic,
-            {partition: max(0, end - most)},
-            _note_time(first),
-            limit=1,
-            uncommitted=True,
-            timeout_s=connection.timeout_s,
-            clock=clock,
-        )
-        if first:
-            partition_reader.scan_since(
-                connection, topic, {partition: first[0]}, partial(_read_all, lanes[topic]), clock=clock
-            )
-            times += first
-    here = LostCopies(queue.name, partition, cuts, 0)
-    if times:
+        times.append(max(begun, time_of(connection, topic, partition, max(0, end - most), clock)))
         partition_reader.scan_since(
-            connection, queue.markers_topic, {partition: min(times)}, partial(_read_all, here), clock=clock
+            connection, topic, {partition: times[-1]}, partial(_read_all, lanes[topic]), clock=clock
         )
+    here = LostCopies(queue.name, partition, cuts, 0)
+    partition_reader.scan_since(
+        connection, queue.markers_topic, {partition: min(times)}, partial(_read_all, here), clock=clock
+    )
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
     end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
     lost: dict[str, list[int]] = {}
@@ -290,8 +268,20 @@ def lost_of_lanes(
     return lost
 
 
-def _note_time(times: list[int]) -> Callable[[Any], None]:
-    return lambda record: times.append(record.timestamp()[1])
+def time_of(connection: KafkaConnection, topic: str, partition: int, offset: int, clock: Clock) -> int:
+    """When the first record from this offset on was written, in ms since 1970; 0: there is none."""
+    times: list[int] = []
+    partition_reader.scan(
+        connection,
+        topic,
+        {partition: offset},
+        lambda record: times.append(record.timestamp()[1]),
+        limit=1,
+        uncommitted=True,
+        timeout_s=connection.timeout_s,
+        clock=clock,
+    )
+    return min(times, default=0)
 
 
 def _read_all(found: LostCopies, _partition: int, records: list[Any]) -> bool:
