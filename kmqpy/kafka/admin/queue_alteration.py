@@ -80,9 +80,11 @@ class QueueAlteration:
         wanted = topics.describe([settings.name], with_config=True)[settings.name].config
         new = set(topics_of(settings)).difference(topics.describe(list(topics_of(settings))))
         topics.create(settings, existing.partitions, existing.replication, ample_retention_ms(settings))
-        for name, made in topics.describe(list(new), with_config=True).items():
-            told = {key: wanted[key] for key in _LIKE_THE_QUEUE if key in wanted}
-            if changed := dict(told.items() - made.config.items()):
+        made = topics.describe(list(new), with_config=True)
+        like_it = {key: wanted[key] for key in _LIKE_THE_QUEUE if key in wanted}
+        for name in new:
+            there = made[name].config if name in made else {}  # a broker may not show it yet
+            if changed := dict(like_it.items() - there.items()):
                 topics.configure(name, changed)
         topics.grow(settings, partitions)
 
