@@ -78,7 +78,8 @@ class QueueAlteration:
         topics = self._context.topics
         check_topics(settings, self._context.registry.every_queue()[0])
         wanted = topics.describe([settings.name], with_config=True)[settings.name].config
-        new = set(topics_of(settings)).difference(topics.describe(list(topics_of(settings))))
+        of_lanes = [name for name, role in topics_of(settings).items() if "lane" in role]
+        new = set(of_lanes).difference(topics.describe(of_lanes))
         topics.create(settings, existing.partitions, existing.replication, ample_retention_ms(settings))
         made = topics.describe(list(new), with_config=True)
         like_it = {key: wanted[key] for key in _LIKE_THE_QUEUE if key in wanted}
