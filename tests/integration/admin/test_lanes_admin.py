@@ -1,7 +1,7 @@
 """Queues with lanes are created, altered, counted and deleted, on a real Kafka and ZooKeeper."""
 
 import pytest
-from support import collect, delete_topic, make_topic
+from support import collect, delete_topic, make_topic, until
 
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import lane_removal
@@ -65,7 +65,11 @@ def test_lanes_are_added_to_a_queue_in_use_and_removed_once_they_are_empty(
 ):
     monkeypatch.setattr(lane_removal, "QUIET_S", 0.2)
     admin.create_queue(queue_name, partitions=2, retention=30 * 24 * 3600)
-    Topics(connection).configure(queue_name, {"max.message.bytes": "5000000", "flush.messages": "1"})
+    topics = Topics(connection)
+    topics.configure(queue_name, changed := {"max.message.bytes": "5000000", "flush.messages": "1"})
+    until(
+        lambda: changed.items() <= topics.describe([queue_name], with_config=True)[queue_name].config.items()
+    )
     with_lanes = admin.alter_queue(queue_name, retry_lane=True, priorities=2)
     retry, urgent, _ = with_lanes.lanes()
     configs = {topic.name: topic.config for topic in admin.describe_queue(queue_name).topics}
