@@ -19,7 +19,7 @@ from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.partition.start_position import StartPosition
 from tracker.redelivery.known_log import CopySearch, LastSeen
-from tracker.redelivery.lost_copies import is_retry_lane, redeliver_lost_copies
+from tracker.redelivery.lost_copies import redeliver_lost_copies
 from tracker.redelivery.tick_writer import TickWriter
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class CutKeeper:
         if part.absence is not None:
             return  # a marker waits that names a message behind the end: it may have been cut away
         seen = part.last_known
-        if part.copies_epoch < end.epoch and is_retry_lane(part.queue):
+        if part.copies_epoch < end.epoch and part.queue.is_retry_lane:
             part.copies_epoch = end.epoch
             if not any(one.of_lanes for one in part.searches[1:]):  # else one has not begun
                 self._seek_lost_copies(part, CopySearch(end.offset, of_lanes=True))

@@ -646,7 +646,7 @@ class Simulation:
             for part in process.tracker._partitions.values()
         ]
         is_led = {part.number for part in parts if part.phase is TrackingPhase.ACTIVE}
-        return any(part.searches or part.may_be_cut for part in parts) or (
+        return any(part.searches or part.may_be_cut or part.may_lack_copies for part in parts) or (
             self.broker.was_cut and len(is_led) < self.partitions
         )
 

@@ -221,6 +221,11 @@ class OwnedPartition:
         return self.last_known.epoch < self.queue_end.epoch
 
     @property
+    def may_lack_copies(self) -> bool:
+        """True for a retry lane of which clients have told a later leader epoch than `copies_epoch`."""
+        return self.queue.is_retry_lane and self.copies_epoch < self.state.takes_epoch
+
+    @property
     def last_taken(self) -> LastSeen | None:
         """The highest message taken, with the epoch that clients tell who write ticks; None: none does."""
         number, epoch = self.state.highest_taken, self.state.takes_epoch

@@ -28,7 +28,7 @@ from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ances
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, LogCuts, offset_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_headers, read_marker
-from kmqpy.kafka.settings import RETRY_SUFFIX, KafkaConnection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.known_log import CopySearch
 from tracker.redelivery.tick_writer import TickWriter
 
@@ -197,14 +197,9 @@ def redeliver_lost_copies(
         if len(gone) < len(copies):  # those before them were committed before
             break
     lost = {queue.markers_topic: found.found(aborted)}
-    if is_retry_lane(queue):
+    if queue.is_retry_lane:
         lost |= lost_of_lanes(connection, queue, partition, cuts, _BEHIND_A_CUT, clock)
     return write_lost(tick_writer, partition, lost, connection.timeout_s)
-
-
-def is_retry_lane(queue: QueueSettings) -> bool:
-    """True for the settings of a retry lane, in which copies of other lanes stand."""
-    return f"__{queue.lane_ending}" == RETRY_SUFFIX
 
 
 def write_lost(
