@@ -43,6 +43,9 @@ the cut itself there may be a record that ends a transaction, which readers don'
 _BEHIND_A_CUT = 1_000_000
 _AFTER_AN_ELECTION = 10_000
 """So many of the last markers of each other lane are read."""
+_BEFORE_ITS_MARKERS_MS = 10_000
+"""Copies may come into a new lane so long before its first marker; nothing had come into a former lane of its
+name for 15 s when that was removed."""
 _ENDS_WITHIN_S = 10.0
 """For so long the transactions that are open in another lane may last."""
 _LOOK_AGAIN_S = 0.1
@@ -224,7 +227,7 @@ def lost_of_lanes(
     Reads the last `most` markers of each. Those before the first one of this lane may name copies in a former
     lane of this name, which was removed. Raises KmqError.
     """
-    begun = time_of(connection, queue.markers_topic, partition, 0, clock)
+    begun = time_of(connection, queue.markers_topic, partition, 0, clock) - _BEFORE_ITS_MARKERS_MS
     lanes: dict[str, LostCopies] = {}
     times: list[int] = []
     for lane, topic in queue.lane_markers.items():
