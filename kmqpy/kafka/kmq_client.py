@@ -22,7 +22,15 @@ from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
-from kmqpy.errors import Closed, DecodeError, KmqError, NotSupported, ReceiptError, shown
+from kmqpy.errors import (
+    Closed,
+    DecodeError,
+    KmqError,
+    NotSupported,
+    QueueNotFound,
+    ReceiptError,
+    shown,
+)
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT, ClientOptions, split_options
 from kmqpy.kafka.client.lazy_consumer import LazyConsumer
@@ -149,9 +157,17 @@ class KmqClient(Closeable):
             from kmqpy.kafka.client.consumer import QueueConsumer
             from kmqpy.kafka.client.lanes import LanesConsumer
 
+            def consumer_of(settings: QueueSettings) -> QueueConsumer | LanesConsumer:
+                made = LanesConsumer if settings.has_lanes else QueueConsumer
+                return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+
             settings = current.recent()
-            made = LanesConsumer if settings.has_lanes else QueueConsumer
-            return made(settings, connection, owner=owner, topics=connections.topics(), **receiving)
+            try:
+                return consumer_of(settings)
+            except QueueNotFound:
+                if (now := current.refresh()).lane_names == settings.lane_names:
+                    raise
+                return consumer_of(now)  # somebody has just removed a lane
 
         self._consumer = LazyConsumer(
             consumer, f"the client of queue {settings.name!r}", self._clock, current.refresh
@@ -375,7 +391,7 @@ class KmqClient(Closeable):
             Fenced: The group goes on without this client.
             Closed: It was closed.
         """
-        with self._telemetry.operating(self.name, "receive"), self._consumer.use() as consumer:
+        with self._telemetry.operating(self.name, "receive"), self._consumer.use(takes=True) as consumer:
             try:
                 return consumer.receive(max_messages, wait=wait, lease=lease)
             except Closed:
@@ -390,7 +406,7 @@ class KmqClient(Closeable):
         """
         self._guard.raise_if_inherited()
         while self._consumer.is_open:
-            with self._consumer.use() as consumer:
+            with self._consumer.use(takes=True) as consumer:
                 yield from consumer
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False, transaction: Any = None) -> None:
@@ -616,11 +632,12 @@ class KmqClient(Closeable):
 
         self._consumer.check_open()
         named = message.receipt if isinstance(message, Message) else message
-        return trace(self._connection, self._settings, named)
+        return trace(self._connection, self._current.recent(), named)
 
     def _orphans(self, leased: Sequence[InFlightMessage]) -> list[Orphan]:
         """The same messages with their records, in the same order."""
-        lanes = {lane.name: lane for lane in self._settings.lanes()}
+        with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
+            lanes = {lane.name: lane for lane in admin.settings(self._settings).lanes()}
         lane_of = {one.receipt: lanes[Receipt.parse(one.receipt).queue] for one in leased}
         found: dict[str, Orphan] = {}
         for lane in lanes.values():

@@ -175,7 +175,7 @@ def _contradictions(given: QueueSettings, given_fields: Iterable[str], known: Qu
 
 
 def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConnection) -> None:
-    """Raise TopicError if the topic of `queue` was recreated, but its markers topic was not (rule R24).
+    """Raise TopicError if the topic of `queue`, or lane, was recreated, and its markers topic was not (R24).
 
     `queue` is the result of settings_of(); `there` are the topics that exist. Reads kmq.queues only if this
     process has not done so in the last 10 s, or if the topics don't match the ids that it has read.
@@ -183,9 +183,9 @@ def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConn
     now = {queue.name: there.ids.queue, queue.markers_topic: there.ids.markers}
     before = queue.topic_ids
     if queue.given_fields is None and not before:
-        before = SettingsMirror(connection).topic_ids(queue.name)
+        before = SettingsMirror(connection).topic_ids(queue.queue_name)
     if find_stale_markers(queue, before, now):  # unless the cache is out of date
-        before = SettingsMirror(connection).topic_ids(queue.name, anew=True)
+        before = SettingsMirror(connection).topic_ids(queue.queue_name, anew=True)
         if find_stale_markers(queue, before, now):
             raise stale_markers_error(queue)
 

@@ -6,7 +6,7 @@ one (rule R24 of docs/rules.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,9 @@ _ANSWER_TIMEOUT_S = 3.0
 """Seconds after which a question without an answer has failed."""
 _ASK_FOR_OTHERS_EVERY_S = 5.0
 """In one of its questions in this many seconds, a TopicWatch asks for the other topics, too."""
+_ASK_FOR_DENIED_EVERY_S = 300.0
+"""It asks this often for those of them that it may not see: brokers log each refusal, and say nothing else of
+a topic that is to be made, so who grants the right and then makes the topic is noticed late."""
 _MAX_BROKER_LAG_S = 10.0
 """Seconds for which a lagging broker may report the ids of deleted topics. Former ids that all answers have
 named for this long are believed."""
@@ -81,7 +84,7 @@ class TopicWatch:
     needs an answer. It never waits for an answer: look() takes in an answer that has come.
 
     others  names of topics that may be made or deleted: see `others_there`. Of those that this client may not
-            see, Kafka is asked once
+            see, Kafka is asked every five minutes
     """
 
     others_there: frozenset[str] | None = None
@@ -96,6 +99,8 @@ class TopicWatch:
         others: Iterable[str] = (),
     ) -> None:
         self._others = set(others)
+        self._denied: set[str] = set()
+        self._ask_for_denied_at = 0.0
         self._ask_for_others_at = clock.monotonic() + _ASK_FOR_OTHERS_EVERY_S
         self._connection = connection
         self._names = [queue.name, queue.markers_topic]
@@ -150,8 +155,8 @@ class TopicWatch:
             self._former_ids.add(self._ids)
             self._ids = ids
 
-    def _note_others(self, names: Iterable[str]) -> None:
-        there = set()
+    def _note_others(self, names: Collection[str]) -> None:
+        there, denied = set(), set()
         for name in names:
             try:
                 self._pending[name].result(0)
@@ -160,9 +165,12 @@ class TopicWatch:
                 error = librdkafka.error_of(exception)
                 code = None if error is None else error.code()
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    self._others.discard(name)
+                    denied.add(name)
                 elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     return
+        if denied:
+            self._ask_for_denied_at = self._asked_at + _ASK_FOR_DENIED_EVERY_S
+        self._denied = self._denied.difference(names) | denied
         self.others_there = frozenset(there)
 
     def _answered_id(self, name: str) -> str | None:
@@ -181,5 +189,6 @@ class TopicWatch:
         names = self._names
         if self._others and now >= self._ask_for_others_at:
             self._ask_for_others_at = now + _ASK_FOR_OTHERS_EVERY_S
-            names = [*names, *self._others]
+            left_out = self._denied if now < self._ask_for_denied_at else set()
+            names = [*names, *self._others - left_out]
         self._pending = self._admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_TIMEOUT_S)

@@ -1,6 +1,7 @@
 """Clients of a queue with lanes: order, shares, one assignment, acknowledgements."""
 
 import asyncio
+import threading
 from collections import Counter
 
 import pytest
@@ -173,6 +174,30 @@ def test_a_client_notices_lanes_that_are_added(make_queue, monkeypatch):
     client.ack(before, confirmed=True)
     assert client.capabilities.priority
     assert client.settings.retry_lane
+
+
+def test_a_client_that_two_threads_use_all_the_time_notices_lanes_that_are_added(make_queue, monkeypatch):
+    queue = make_queue(lease_ms=30_000)
+    monkeypatch.setattr(topic_identity, "_ASK_FOR_OTHERS_EVERY_S", 0.3)
+    client, found, done = queue.client(), [], threading.Event()
+
+    def take():
+        while not done.is_set():
+            found.extend(client.receive(wait=5))
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        until(lambda: client.partitions)
+        with Admin(queue.connection, queue.zookeeper) as admin:
+            admin.alter_queue(queue.name, retry_lane=True)
+        retried(queue, "r")
+        until(lambda: bodies(found) == ["r"])
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_an_id_leads_to_the_lane(make_queue):

@@ -104,6 +104,7 @@ def test_a_queue_is_named_by_its_settings_too_and_by_nothing_else():
 
 
 PLAIN = QueueSettings(name="q")
+LANED = QueueSettings(name="q", retry_lane=True, priorities=2)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,8 @@ PLAIN = QueueSettings(name="q")
         ("q", topics_of(PLAIN), set(topics_of(PLAIN))),
         ("payments", ["payments"], None),  # looks like nobody's queue
         ("q", ["q", "q__undelivered"], {"q__undelivered"}),
+        ("q", topics_of(LANED), set(topics_of(LANED))),
+        ("q", ["q__retry", "q__retry__markers", "q__priority1"], {"q__retry", "q__retry__markers"}),
         ("jobs", topics_of(QueueSettings(name="jobs")), None),
         ("jobs__undelivered", topics_of(QueueSettings(name="jobs")), None),
         ("dead", ["dead", "dead__markers"], None),

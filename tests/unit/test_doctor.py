@@ -6,6 +6,7 @@ import pytest
 
 from kmqpy.core.durations import DAY_MS
 from kmqpy.errors import AccessDenied, ConfigError
+from kmqpy.kafka.admin.checks.advice import create_command
 from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.checks.settings_topic import check_records_of_no_queue, check_settings_topic
 from kmqpy.kafka.admin.checks.topic_settings import check_topics_of_kafka
@@ -231,6 +232,34 @@ def test_queues_that_nobody_registered_are_found():
     assert [one.queue for one in check_unregistered_topics(topics, {*NAMES, "dead", "dead__markers"})] == [
         "other"
     ]
+
+
+def test_lanes_that_settings_of_an_older_version_lack_are_no_queues_of_their_own():
+    lanes = {"q__retry", "q__retry__markers", "q__priority2", "q__priority2__markers"}
+    found = check_unregistered_topics({*NAMES, *lanes, "a__retry", "a__retry__markers"}, {*NAMES})
+    assert [(one.queue, one.to_do.partition(";")[0]) for one in found] == [
+        ("a__retry", "`kmq queue create a__retry` registers it"),
+        ("q__priority2", "`kmq queue alter q --priorities 3` adds it"),
+        ("q__retry", "`kmq queue alter q --retry-lane` adds it"),
+    ]
+
+
+def test_timestamps_of_clients_in_the_markers_of_a_lane_are_found():
+    queue = replace(QUEUE, retry_lane=True)
+    lane = topic("q__retry__markers", message_timestamp_type="CreateTime")
+    (found,) = check(facts(topic("q__retry"), lane, settings=queue, registered=RegisteredQueue(queue, 2)))
+    assert (found.kind, found.to_do) == (
+        Kind.CLIENT_TIMESTAMPS,
+        "set message.timestamp.type=LogAppendTime on q__retry__markers",
+    )
+
+
+def test_a_queue_that_is_to_be_made_anew_gets_all_its_settings():
+    queue = QueueSettings(
+        name="q", late_acks=True, retry_lane=True, priorities=3, lane_share=0.5, retry_delays=("1s", "1m")
+    )
+    options = create_command(queue, {}, set()).partition("create q ")[2]
+    assert options == "--priorities 3 --late-acks --retry-lane --set lane_share=0.5 --set retry_delays=1s,1m"
 
 
 def test_what_is_wrong_with_the_topic_of_all_queues_settings():

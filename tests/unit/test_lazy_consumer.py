@@ -77,6 +77,19 @@ def test_one_whose_queue_has_other_lanes_by_now_is_opened_anew_when_nobody_uses_
     assert first.closed
 
 
+def test_one_whose_queue_has_other_lanes_by_now_is_opened_anew_though_two_take_all_the_time():
+    lazy = Lazy()
+    with lazy.use(takes=True) as first:
+        first.outdated = True
+        with lazy.use(), lazy.use(takes=True) as second:
+            assert second is first, "somebody acknowledges by it"
+        with lazy.use(takes=True) as second:
+            assert second is not first
+    assert first.closed
+    with lazy.use() as third:
+        assert third is second
+
+
 def test_of_the_issue_an_abandoned_one_is_closed_as_soon_as_nobody_uses_it(caplog):
     lazy = Lazy()
     with lazy.use() as client:

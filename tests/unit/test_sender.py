@@ -186,6 +186,15 @@ def test_r47_what_was_confirmed_late_in_a_lane_that_may_be_gone_is_refused(fake)
         sender.send_many(["0"], priority=1)
 
 
+@pytest.mark.parametrize("answer", [KafkaError.TOPIC_AUTHORIZATION_FAILED, TOO_LARGE, TIMED_OUT])
+def test_what_a_lane_refuses_names_its_topic(fake, answer):
+    """Else a right would be looked for that the sender has."""
+    producers = RenewedProducer(lambda: fake)
+    sender = QueueSender(QueueSettings(name="q", priorities=2), KafkaConnection(), lambda _: producers)
+    with pytest.raises(KmqError, match=r"send to q__priority1: "):
+        sender.send_many([str(answer)], priority=1)
+
+
 class TestCollapse:
     """Rule R41: equal messages get into one partition."""
 

@@ -469,6 +469,11 @@ def test_lanes_are_looked_for_now_and_then_and_not_where_this_client_may_not_see
             assert watch.others_there == frozenset()
     assert [sorted(one) for one in watched.asked if len(one) > 2] == [["lane", "q", "q__markers"]] * 2
     assert watch.others_there == {"lane"}
+    clock.now = 306.0  # it has been allowed since, as whoever adds a lane does before
+    watch.look()
+    watched.answer("id", "m", "l", "s")
+    watch.look()
+    assert watch.others_there == {"lane", "secret"}
 
 
 def test_r24_ids_are_asked_for_at_once_when_they_must_be_new(watched: Describer) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 
 from kmqpy.errors import QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.checks.advice import option_of_lane
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.settings import RETRY_SUFFIX, QueueSettings
 
@@ -65,7 +66,7 @@ class LaneRemoval:
             if not is_checked and (left := self._count(lane)):
                 raise TopicError(
                     f"lane {lane.name!r} holds {left} messages, and the settings lack it; "
-                    f"add it again with: kmq queue alter {settings.name} {_option(lane, adds=True)}"
+                    f"add it again with: kmq queue alter {settings.name} {option_of_lane(lane.name)}"
                 )
         left_s = max(1.0, deadline - self._context.clock.monotonic())
         self.remove_others(settings.name, named, left_s)
@@ -97,7 +98,7 @@ class LaneRemoval:
                 what = f"{left} messages wait or are in flight there" if left else "messages came until now"
                 raise Unavailable(
                     f"lane {lane.name!r} is being removed, but {what}; once they are done, run: "
-                    f"kmq queue alter {lane.queue_name} {_option(lane)}"
+                    f"kmq queue alter {lane.queue_name} {option_of_removal(lane)}"
                 )
             clock.sleep(_POLL_S)
 
@@ -127,8 +128,6 @@ class LaneRemoval:
                 return self._context.mirror_settings(after)
 
 
-def _option(lane: QueueSettings, *, adds: bool = False) -> str:
-    """The option of `kmq queue alter` by which the lane's removal goes on, or the lane is added."""
-    if lane.name.endswith(RETRY_SUFFIX):
-        return "--retry-lane" if adds else "--no-retry-lane"
-    return f"--priorities {int(lane.name[-1]) + 1 if adds else lane.priorities}"
+def option_of_removal(lane: QueueSettings) -> str:
+    """The option of `kmq queue alter` by which the lane's removal goes on."""
+    return "--no-retry-lane" if lane.name.endswith(RETRY_SUFFIX) else f"--priorities {lane.priorities}"

@@ -21,6 +21,9 @@ from kmqpy.queue_policy import POLICY
 ALTERABLE = (*POLICY, "markers", "late_acks", "retry_lane", "priorities", "lane_share")
 """The settings of a queue that can be changed while it exists."""
 
+_LIKE_THE_QUEUE = ("retention.ms", "max.message.bytes", "min.insync.replicas", "flush.messages", "flush.ms")
+"""What somebody has perhaps set for the queue topic; topics of new lanes get the same."""
+
 
 class QueueAlteration:
     """Changes the topics of a registered queue, then its entry in the registry.
@@ -74,13 +77,16 @@ class QueueAlteration:
         """Create the topics of lanes that are missing, like the queue topic."""
         topics = self._context.topics
         check_topics(settings, self._context.registry.every_queue()[0])
-        described = topics.describe([settings.name], with_config=True)[settings.name]
-        new = set(topics_of(settings)).difference(topics.describe(list(topics_of(settings))))
+        wanted = topics.describe([settings.name], with_config=True)[settings.name].config
+        of_lanes = [name for name, role in topics_of(settings).items() if "lane" in role]
+        new = set(of_lanes).difference(topics.describe(of_lanes))
         topics.create(settings, existing.partitions, existing.replication, ample_retention_ms(settings))
+        made = topics.describe(list(new), with_config=True)
+        like_it = {key: wanted[key] for key in _LIKE_THE_QUEUE if key in wanted}
         for name in new:
-            kept = described.config.get("retention.ms")
-            if kept is not None:
-                topics.configure(name, {"retention.ms": kept})
+            there = made[name].config if name in made else {}  # a broker may not show it yet
+            if changed := dict(like_it.items() - there.items()):
+                topics.configure(name, changed)
         topics.grow(settings, partitions)
 
     def follow_topic(self, name: str) -> None:
@@ -104,12 +110,12 @@ class QueueAlteration:
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
         """Raise ConfigError unless the new retention outlives every lease and delay of `settings`.
 
-        Without a new one, check the retention that the queue topic and the markers topic have.
+        Without a new one, check the retention that the queue topics and the markers topics have.
         """
         if retention is not None:
             check_retention(settings, duration_ms(retention, "retention"))
         else:
-            names = [settings.name, settings.markers_topic]
+            names = [name for lane in settings.lanes() for name in (lane.name, lane.markers_topic)]
             topics = self._context.topics.describe(names, with_config=True).values()
             kept = [int(topic.config.get("retention.ms", "-1")) for topic in topics]
             limits = [ms for ms in kept if ms != -1]

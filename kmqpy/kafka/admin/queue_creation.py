@@ -14,8 +14,10 @@ from typing import Any
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.kafka.admin.checks.advice import set_option
 from kmqpy.kafka.admin.checks.marker_format import check_before_ranges
 from kmqpy.kafka.admin.context import AdminContext
+from kmqpy.kafka.admin.lane_removal import option_of_removal
 from kmqpy.kafka.admin.queue_alteration import ALTERABLE
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
@@ -27,6 +29,7 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import find_stale_markers
 from kmqpy.kafka.topic_names import check_new_queue_name, check_topics, markers_topics, topics_of
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
+from kmqpy.queue_policy import RETRIES
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +222,10 @@ def _differences(before: QueueSettings, after: QueueSettings) -> Iterable[str]:
 def _how_to_change(before: QueueSettings, after: QueueSettings) -> str:
     """Return what to do, with the whole command if there is one."""
     changes = _changes(before, after)
+    for lane in before.lanes():
+        if lane.lane_ending in before.draining_lanes:
+            finish = f"kmq queue alter {after.name} {option_of_removal(lane)}"
+            return f"lane {lane.name!r} is being removed; finish that with: {finish}"
     if fixed := [key for key in changes if key not in ALTERABLE]:
         return f"{', '.join(fixed)} can't be changed; give the new queue another name"
     options = [_option(key, value) for key, value in changes.items()]
@@ -226,6 +233,8 @@ def _how_to_change(before: QueueSettings, after: QueueSettings) -> str:
 
 
 def _option(key: str, value: Any) -> str:
+    if key in ("lane_share", *RETRIES):
+        return set_option(key, value)
     option = key.removesuffix("_ms").replace("_", "-")
     if isinstance(value, bool):
         return f"--{option}" if value else f"--no-{option}"

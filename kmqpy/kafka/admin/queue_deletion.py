@@ -12,7 +12,7 @@ from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError
 from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.lane_removal import LaneRemoval
-from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
+from kmqpy.kafka.settings import LANE_SUFFIXES, MARKERS_SUFFIX, SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.settings_mirror import Records
 from kmqpy.kafka.topic_names import check_new_queue_name, topics_of
 
@@ -112,6 +112,10 @@ class QueueDeletion:
             existing = self._context.topics.names()
             if own.markers_topic not in existing:
                 topics.remove(name)  # a topic without a markers topic does not look like a queue's
+            lanes = {f"{name}{ending}": f"{name}{ending}{MARKERS_SUFFIX}" for ending in LANE_SUFFIXES}
+            for lane, markers in lanes.items():
+                if {lane, markers} <= existing and lane not in records.own:  # else it is a queue
+                    topics += [lane, markers]
             topics = [topic for topic in topics if topic in existing]
             recorded = name in records.own and existing.isdisjoint(topics_of(records.own[name]))
             if not recorded and not any(topic not in users for topic in topics):

@@ -27,7 +27,8 @@ class LazyConsumer:
     """Opens a client at its first use, and closes it when it is idle.
 
     use() opens the client when there is none. When the client was idle and has been closed, the next use()
-    opens a new one.
+    opens a new one. So does the next taker when it is outdated and only takers use it, who go on with the new
+    one: were it kept until nobody used it, two threads that receive all the time would keep it for ever.
 
     Safe to use from any thread. `what` names the client in errors; `make` gets this object. `refresh` reads
     the queue's settings anew, for the next `make`, and returns them.
@@ -49,6 +50,8 @@ class LazyConsumer:
         self._lock = threading.RLock()
         self._client: _Consumer | None = None
         self._users = 0
+        self._takers = 0
+        """Those of the users that receive or iterate; a client that is closed ends their call."""
         self._used_at = 0.0
         self._closed = False
         self._abandoned = False
@@ -71,15 +74,18 @@ class LazyConsumer:
             raise Closed(f"{self._what} is closed")
 
     @contextmanager
-    def use(self) -> Iterator[_Consumer]:
+    def use(self, *, takes: bool = False) -> Iterator[_Consumer]:
         """Yield the client, opened if there is none. A client that is in use does not count as idle.
+
+        takes  the caller receives or iterates, and goes on with another use() when the client is closed
 
         Raises Closed, Forked, and the errors of opening the client.
         """
         self.check_open()  # before the lock, which nobody may ever release in a forked process
         with self._lock:
             self.check_open()
-            if self._client is not None and self._client.outdated and not self._users:
+            others = self._users - (self._takers if takes else 0)
+            if self._client is not None and self._client.outdated and not others:
                 self.close_current()
             if self._client is None:
                 self._client = client = self._make(self)
@@ -88,11 +94,13 @@ class LazyConsumer:
                     self.check_open()
             client = self._client
             self._users += 1
+            self._takers += takes
         try:
             yield client
         finally:
             with self._lock:
                 self._users -= 1
+                self._takers -= takes
                 self._used_at = self._clock.monotonic()
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:

@@ -215,8 +215,8 @@ class QueueSender:
         partition: int | None,
         reports: _DeliveryReports,
     ) -> None:
-        report = reports.new_callback(record.lane.lane_ending)
         topic = record.lane.name
+        report = reports.new_callback(topic, record.lane.lane_ending)
         wanted = record.partition if partition is None else partition
         while True:
             try:
@@ -244,19 +244,21 @@ class QueueSender:
 class _DeliveryReports(Waiter):
     """Collects the delivery reports of the messages of one call; `errors` has one error of each code.
 
+    topics     by code, the topic to which the message was sent that failed so: the queue's, or that of a lane
     partition  the partition that the call names; None: it leaves the choice to librdkafka
     """
 
-    __slots__ = ("_ids", "_partition", "errors")
+    __slots__ = ("_ids", "_partition", "errors", "topics")
 
     def __init__(self, partition: int | None) -> None:
         super().__init__()
         self._partition = partition
         self.errors: dict[int, KafkaError] = {}
+        self.topics: dict[int, str] = {}
         self._ids: list[str | None] = []
 
-    def new_callback(self, lane: str = "") -> Any:
-        """Return the delivery callback for the next message, which is sent to the lane with this ending."""
+    def new_callback(self, topic: str, lane: str = "") -> Any:
+        """Return the callback for the next message, which is sent to the lane with this topic and ending."""
         index = len(self._ids)
         self._ids.append(None)
         self.left.append(None)
@@ -265,7 +267,7 @@ class _DeliveryReports(Waiter):
             if error is None:
                 self._ids[index] = message_id(record.partition(), record.offset(), lane)
             else:
-                self.errors[error.code()] = error
+                self.errors[error.code()], self.topics[error.code()] = error, topic
             self.left.pop()
             if not self.left:
                 self.wake()
@@ -285,15 +287,16 @@ class _DeliveryReports(Waiter):
             self.errors[KafkaError._TIMED_OUT] = KafkaError(KafkaError._TIMED_OUT)
             raise Unavailable(f"send to {queue}: Kafka at {connection.address} does not answer")
         sent = [one for one in self._ids if one is not None]
-        for code in self.errors:
-            _check_partition(code, self._partition, queue)
-        if KafkaError._MSG_TIMED_OUT in self.errors and librdkafka.has_no_topic(producer, queue):
+        for code, topic in self.topics.items():
+            _check_partition(code, self._partition, topic)
+        late = self.topics.get(KafkaError._MSG_TIMED_OUT)
+        if late is not None and librdkafka.has_no_topic(producer, late):
             # librdkafka waits until the messages' time-out for a topic that was deleted.
             missing = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            raise librdkafka.translated(missing, f"send to {queue}", connection)
+            raise librdkafka.translated(missing, f"send to {late}", connection)
         problems = [
-            librdkafka.translated(_cause(error, producer), f"send to {queue}", connection)
-            for error in self.errors.values()
+            librdkafka.translated(_cause(error, producer), f"send to {self.topics[code]}", connection)
+            for code, error in self.errors.items()
         ]
         for problem in sorted(problems, key=lambda one: isinstance(one, MessageError)):
             if sent and isinstance(problem, MessageError):

@@ -1,8 +1,9 @@
 """Queues with lanes are created, altered, counted and deleted, on a real Kafka and ZooKeeper."""
 
 import pytest
+from support import collect, delete_topic, make_topic, until
 
-from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import lane_removal
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind
@@ -64,10 +65,17 @@ def test_lanes_are_added_to_a_queue_in_use_and_removed_once_they_are_empty(
 ):
     monkeypatch.setattr(lane_removal, "QUIET_S", 0.2)
     admin.create_queue(queue_name, partitions=2, retention=30 * 24 * 3600)
+    topics = Topics(connection)
+    topics.configure(queue_name, changed := {"max.message.bytes": "5000000", "flush.messages": "1"})
+    until(
+        lambda: changed.items() <= topics.describe([queue_name], with_config=True)[queue_name].config.items()
+    )
     with_lanes = admin.alter_queue(queue_name, retry_lane=True, priorities=2)
     retry, urgent, _ = with_lanes.lanes()
-    kept = {topic.name: topic.config["retention.ms"] for topic in admin.describe_queue(queue_name).topics}
-    assert kept[retry.name] == kept[queue_name]
+    configs = {topic.name: topic.config for topic in admin.describe_queue(queue_name).topics}
+    for key in ("retention.ms", "max.message.bytes", "flush.messages", "min.insync.replicas"):
+        assert configs[retry.name][key] == configs[urgent.markers_topic][key] == configs[queue_name][key]
+    assert configs[retry.markers_topic]["message.timestamp.type"] == "LogAppendTime"
     send_to(urgent, connection, 3)
 
     marked = admin.alter_queue(queue_name, retry_lane=False, priorities=1)
@@ -185,9 +193,29 @@ def test_an_open_client_counts_lanes_that_were_added_since(admin, connection, zo
     with KmqClient(queue_name, connection, zookeeper) as queue:
         urgent, _ = admin.alter_queue(queue_name, priorities=2).lanes()
         send_to(urgent, connection, 2)
-        assert queue.size() == 2
+        with QueueConsumer(urgent, connection) as consumer:
+            (taken,) = consumer.receive(1, wait=10, lease=60)
+            (orphan,) = queue.orphans()
+            assert (orphan.receipt, orphan.message.body) == (taken.receipt, b"0")
+        assert queue.size() == 1
+        assert queue.in_flight() == 1
         assert queue.purge() == 2
         assert queue.size() == 0
+
+
+def test_a_client_that_receives_first_when_a_lane_was_just_removed(
+    admin, connection, queue_name, monkeypatch
+):
+    monkeypatch.setattr(lane_removal, "QUIET_S", 0.0)
+    admin.create_queue(QueueSettings(name=queue_name, retry_lane=True))
+    with KmqClient(queue_name, connection) as queue:
+        admin.alter_queue(queue_name, retry_lane=False)
+        admin.remove_lanes(queue_name)
+        queue.send("a")
+        assert [one.body for one in collect(queue, 1)] == [b"a"]
+        admin.delete_queue(queue_name)
+    with pytest.raises(QueueNotFound):
+        KmqClient(queue_name, connection)
 
 
 def test_where_jvm_trackers_serve_a_queue_lanes_are_refused(admin, queue_name):
@@ -239,6 +267,27 @@ def test_the_doctor_looks_at_each_lane(admin, connection, queue_name):
     Topics(connection).grow(retry, 2)
     advice = {one.to_do for one in admin.doctor(queue_name) if one.kind is Kind.TOO_MANY_PARTITIONS}
     assert advice == {f"`kmq queue alter {queue_name} --partitions 2`"}
+
+
+def test_r24_a_lane_whose_topic_was_recreated_without_its_markers_is_not_read(admin, connection, queue_name):
+    """Its messages would count as taken."""
+    settings = QueueSettings(name=queue_name, retry_lane=True)
+    admin.create_queue(settings)
+    retry, _ = settings.lanes()
+    send_to(retry, connection, 1)
+    with KmqClient(queue_name, connection) as queue:
+        queue.ack(collect(queue, 1), confirmed=True)
+    topics = Topics(connection)
+    delete_topic(topics, retry.name)
+    make_topic(topics, retry.name)
+    send_to(retry, connection, 1)
+    with (
+        KmqClient(queue_name, connection) as queue,
+        pytest.raises(TopicError, match=f"'{retry.name}': its topic was recreated, .* {queue_name}$"),
+    ):
+        collect(queue, 1)
+    (found,) = [one for one in admin.doctor(queue_name) if one.kind is Kind.MARKERS_OF_EARLIER_TOPIC]
+    assert "none is taken or redelivered" in found.what
 
 
 def test_lanes_that_would_take_the_topics_or_the_name_of_another_queue(admin, registry, queue_name):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kmqpy.core.durations import DAY_MS
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings import RETRY_SUFFIX, QueueSettings
 from kmqpy.kafka.topics import TopicInfo
+from kmqpy.queue_policy import RETRIES
 
 
 def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], omitted_topics: set[str]) -> str:
@@ -29,13 +30,27 @@ def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], omitte
         **dict.fromkeys(("lease_ms", "max_delay_ms", "max_lease_ms"), duration_text),
     }
     names = ("markers_topic", "dead_letter_topic", "consumer_group", "redelivery_count_header", "markers")
-    options |= dict.fromkeys(names, shlex.quote)
+    options |= dict.fromkeys(names, shlex.quote) | {"priorities": str}
     words += [
         f"--{key.removesuffix('_ms').replace('_', '-')} {shown(given[key])}"
         for key, shown in options.items()
         if given[key] != getattr(default, key) and given[key] not in omitted_topics
     ]
+    words += [f"--{key.replace('_', '-')}" for key in ("late_acks", "collapse", "retry_lane") if given[key]]
+    words += [
+        set_option(key, given[key]) for key in ("lane_share", *RETRIES) if given[key] != getattr(default, key)
+    ]
     return " ".join(words)
+
+
+def set_option(key: str, value: Any) -> str:
+    """Return the option of `kmq queue create` and `alter` for a setting that has none of its own."""
+    return f"--set {key}={','.join(value) if isinstance(value, tuple) else value}"
+
+
+def option_of_lane(topic: str) -> str:
+    """Return the option of `kmq queue alter` that adds the lane with this topic."""
+    return "--retry-lane" if topic.endswith(RETRY_SUFFIX) else f"--priorities {int(topic[-1]) + 1}"
 
 
 def grow_command(queue: QueueSettings, partitions: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kmqpy.kafka.admin.checks.advice import config_number, create_command, has_client_timestamps, set_advice
 from kmqpy.kafka.admin.facts import Facts, Faults
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
-from kmqpy.kafka.topic_names import dead_letter_queue
+from kmqpy.kafka.topic_names import dead_letter_queue, markers_topics
 from kmqpy.kafka.topics import TopicInfo, dead_letter_limit
 
 OF_KAFKA = ("__transaction_state", "__consumer_offsets")
@@ -61,7 +61,7 @@ def check_topic_settings(facts: Facts) -> Faults:
         if "compact" in config.get("cleanup.policy", ""):
             what = f"{name} is compacted: records disappear"
             yield Severity.ERROR, Kind.COMPACTED, what, set_advice("cleanup.policy", "delete", name)
-        if name in (queue.markers_topic, dead.markers_topic) and has_client_timestamps(topic):
+        if name in markers_topics(queue).values() and has_client_timestamps(topic):
             what = f"{name} has the clients' timestamps (CreateTime): a wrong clock there moves all leases"
             to_do = set_advice("message.timestamp.type", "LogAppendTime", name)
             yield Severity.WARNING, Kind.CLIENT_TIMESTAMPS, what, to_do

@@ -5,10 +5,10 @@ docs/rules.md explains rules R19 and R24.
 
 from __future__ import annotations
 
-from kmqpy.kafka.admin.checks.advice import create_command, grow_command
+from kmqpy.kafka.admin.checks.advice import create_command, grow_command, option_of_lane
 from kmqpy.kafka.admin.facts import Facts, Faults
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
-from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, MARKERS_SUFFIX, QueueSettings
+from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, MARKERS_SUFFIX, QueueSettings, queue_of
 from kmqpy.kafka.topic_identity import find_stale_markers
 from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
 
@@ -103,7 +103,7 @@ def check_stale_markers(facts: Facts) -> Faults:
         found = {queue.name: queue.markers_topic} | found
     for name, markers in found.items():
         what = f"topic {name} was recreated, but not {markers}, whose markers count for the new messages: "
-        if name == queue.name:
+        if name in queue.lane_markers:
             what += "none is taken or redelivered, so that none is lost"
         else:
             what += "dead letters can be missing where they are listed or redriven"
@@ -112,17 +112,23 @@ def check_stale_markers(facts: Facts) -> Faults:
 
 
 def check_unregistered_topics(topics: set[str], used: set[str]) -> list[Finding]:
-    """Find topics that no queue uses, and that look like those of a queue: a topic and its markers topic."""
-    return [
-        Finding(
-            Severity.WARNING,
-            name,
-            Kind.UNREGISTERED_TOPICS,
-            f"topics of a queue {name!r} exist, but it is not registered: no tracker redelivers its messages",
-            f"`kmq queue create {name}` registers it; topics and messages stay",
+    """Find topics of no queue that look like those of one, or of a lane: a topic and its markers topic."""
+    found = []
+    for name in sorted(topics):
+        if (
+            name + MARKERS_SUFFIX not in topics
+            or name.endswith((MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX))
+            or used.intersection(topics_of(QueueSettings(name=name)))
+        ):
+            continue
+        what = (
+            f"topics of a queue {name!r} exist, but it is not registered: no tracker redelivers its messages"
         )
-        for name in sorted(topics)
-        if name + MARKERS_SUFFIX in topics
-        and not name.endswith((MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX))
-        and not used.intersection(topics_of(QueueSettings(name=name)))
-    ]
+        to_do = f"`kmq queue create {name}` registers it; topics and messages stay"
+        if (queue := queue_of(name)) != name and queue + MARKERS_SUFFIX in topics:
+            what = (
+                f"topics of a lane of queue {queue!r} exist, which its settings lack: nobody takes from there"
+            )
+            to_do = f"`kmq queue alter {queue} {option_of_lane(name)}` adds it; topics and messages stay"
+        found.append(Finding(Severity.WARNING, name, Kind.UNREGISTERED_TOPICS, what, to_do))
+    return found
