@@ -52,7 +52,7 @@ class Addresses:
 
 
 # Nothing is timed: how long an example takes says more of what else runs on the machine.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=100 if "KMQ_TEST_ALL" in os.environ else 40)
 settings.load_profile("untimed")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):

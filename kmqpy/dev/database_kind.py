@@ -48,7 +48,7 @@ def copy_of_first(
 ) -> None:
     """Copy the empty database of an earlier start to `folder`/data; `make` makes it there the first time.
 
-    A copy takes a tenth of the time. `name`, `server` and the `options` of its creation tell which one it is.
+    MySQL takes 10 s to make one. `name`, `server` and the `options` of its creation tell which one it is.
     """
     data, status = folder / "data", server.resolve().stat()
     made_by = (str(server), status.st_size, status.st_mtime_ns, os.geteuid(), options)

@@ -54,7 +54,7 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
         **OPTIONS,
     }
     command = [str(install), "--no-defaults", *arguments(options)]
-    copy_of_first("mariadb", server, OPTIONS, folder, lambda: run(command, folder, group))
+    copy_of_first("mariadb", server, (OPTIONS, FIRST_SQL), folder, lambda: run(command, folder, group))
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:

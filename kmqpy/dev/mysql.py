@@ -49,7 +49,7 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
         options = {"datadir": folder / "data", "init-file": first, **_OPTIONS, **_UNSAFE}
         run([*_server(server), *arguments(options), "--initialize-insecure"], folder, group)
 
-    copy_of_first("mysql", server, _OPTIONS, folder, make)
+    copy_of_first("mysql", server, (_OPTIONS, FIRST_SQL), folder, make)
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
