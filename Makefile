@@ -9,8 +9,8 @@ RELEASE_READY := $(VENV)-release/.ready
 COMPILED := $(VENV)/.compiled
 ARGS ?=
 # Tests wait twice as long as they compute, so more of them than cores run at a time. (Seven took longer than five on
-# two cores.)
-WORKERS ?= 5
+# two cores, with breadth, which computes more.)
+WORKERS ?= $(if $(KMQ_TEST_ALL),5,6)
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash

@@ -52,7 +52,7 @@ class Addresses:
 
 
 # Nothing is timed: how long an example takes says more of what else runs on the machine.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=100 if "KMQ_TEST_ALL" in os.environ else 40)
 settings.load_profile("untimed")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -71,6 +71,12 @@ _LONG = (
     "tests/integration/test_client.py",
     "tests/integration/test_contract",
     "tests/integration/test_outage",
+    *(
+        f"tests/integration/test_{one}"
+        for one in ("redelivery", "security", "stopping_away", "takeover", "tracker")
+    ),
+    "tests/integration/zk_queue/",
+    "tests/interop/",
 )
 _COMPUTING = tuple(f"tests/{one}/" for one in ("chaos", "docs", "packaging", "simulation", "spark", "unit"))
 """Tests that keep a core busy. Those of integration/ and others mostly wait for servers."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.database_kind import DatabaseKind, arguments, run
+from kmqpy.dev.database_kind import DatabaseKind, arguments, copy_of_first, run
 from kmqpy.dev.programs import hand_over, on_path, this_platform, unpacked
 
 INSTALL_ADVICE = "install MariaDB so that `mariadbd` and `mariadb-install-db` are on the PATH"
@@ -53,7 +53,8 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
         "tmpdir": tmp,
         **OPTIONS,
     }
-    run([str(install), "--no-defaults", *arguments(options)], folder, group)
+    command = [str(install), "--no-defaults", *arguments(options)]
+    copy_of_first("mariadb", server, (OPTIONS, FIRST_SQL), folder, lambda: run(command, folder, group))
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:

@@ -1,15 +1,12 @@
 """Tells Databases how to find, create and start a MySQL server, and when it is up."""
 
-import os
-import shutil
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.database_kind import DatabaseKind, arguments, run
+from kmqpy.dev.database_kind import DatabaseKind, arguments, copy_of_first, run
 from kmqpy.dev.debian import from_debian, loaded
 from kmqpy.dev.mariadb import FIRST_SQL
-from kmqpy.dev.programs import hand_over, made_once, on_path, process_owner
+from kmqpy.dev.programs import on_path
 
 INSTALL_ADVICE = "install MySQL so that `mysqld` is on the PATH"
 _PACKAGE = "mysql-server-core"
@@ -43,24 +40,16 @@ def _is_wanted(member: str) -> bool:
 
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
-    """Copy the empty database of an earlier start, which takes MySQL 10 s to make; make it the first time."""
     server, *_ = programs
-    data = folder / "data"
-    status = server.resolve().stat()
-    made_by = (status.st_size, status.st_mtime_ns, os.geteuid(), _OPTIONS)
-    kept = f"mysql-data-{zlib.crc32(repr(made_by).encode()):08x}"
 
-    def make(target: Path) -> None:
+    def make() -> None:
         first = folder / "first.sql"
         first.write_text(FIRST_SQL.replace("flush privileges;\n", ""))
         first.chmod(0o644)
-        options = {"datadir": data, "init-file": first, **_OPTIONS, **_UNSAFE}
+        options = {"datadir": folder / "data", "init-file": first, **_OPTIONS, **_UNSAFE}
         run([*_server(server), *arguments(options), "--initialize-insecure"], folder, group)
-        shutil.move(data, target)
 
-    shutil.copytree(made_once(kept, make), data)
-    for path in (data, *data.rglob("*")) if process_owner() else ():
-        hand_over(path)
+    copy_of_first("mysql", server, (_OPTIONS, FIRST_SQL), folder, make)
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:

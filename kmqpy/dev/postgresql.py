@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.database_kind import DatabaseKind, arguments, run
+from kmqpy.dev.database_kind import DatabaseKind, arguments, copy_of_first, run
 from kmqpy.dev.programs import on_path, this_platform, unpacked
 
 INSTALL_ADVICE = "install PostgreSQL so that `postgres` and `initdb` are on the PATH"
@@ -18,10 +18,12 @@ def _find() -> list[Path]:
 
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
-    _, initdb = programs
+    server, initdb = programs
     options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
     # Without a sync only a crash of the machine could damage the new database, which is useless then anyway.
-    run([str(initdb), "--pgdata=data", "--no-sync", *options], folder, group)
+    command = [str(initdb), "--pgdata=data", "--no-sync", *options]
+    # It refuses a folder that others can enter.
+    copy_of_first("postgresql", server, options, folder, lambda: run(command, folder, group), mode=0o700)
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:

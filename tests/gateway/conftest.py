@@ -12,9 +12,8 @@ from kmqpy.queue import storage_for
 
 ALL = (
     "memory",
-    "postgresql",
     "kafka",
-    *(pytest.param(one, marks=pytest.mark.breadth) for one in ("sqlite", "mariadb", "redis")),
+    *(pytest.param(one, marks=pytest.mark.breadth) for one in ("postgresql", "sqlite", "mariadb", "redis")),
 )
 
 
@@ -31,7 +30,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(
     scope="module",
-    params=("memory", "postgresql", pytest.param("sqlite", marks=pytest.mark.breadth), "redis"),
+    params=(
+        "memory",
+        "postgresql",
+        *(pytest.param(one, marks=pytest.mark.breadth) for one in ("sqlite", "redis")),
+    ),
 )
 def sqs_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A gateway for SQS's clients over the storage of this parameter."""

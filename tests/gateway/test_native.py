@@ -54,7 +54,7 @@ def problem(answer: Answer, kind: str, status: int) -> dict:
     return found
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=["memory", pytest.param("sqlite", marks=pytest.mark.breadth)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     storage = fresh_memory()
     if request.param == "sqlite":

@@ -27,7 +27,7 @@ def queue(make_queue):
     return make_queue()
 
 
-@pytest.fixture(params=["jvm", "range"])
+@pytest.fixture(params=["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def either_queue(request, make_queue):
     """The same, once for each format of markers."""
     return make_queue(markers=request.param)

@@ -319,7 +319,7 @@ def test_an_ack_that_waits_returns_when_it_is_written(make_queue):
     mend.join()
 
 
-@pytest.mark.parametrize("fmt", ["jvm", "range"])
+@pytest.mark.parametrize("fmt", ["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def test_r26_a_waiting_ack_ignores_other_markers(make_queue, fmt):
     """One that can't be written stands for those of other threads, of which there are always some."""
     queue = make_queue(2, markers=fmt)

@@ -139,6 +139,7 @@ def loaded(server: Server) -> str:
     not (java.find_java().resolve().parents[1] / "lib" / "server" / "classes.jsa").exists(),
     reason="this Java has no archive of its own classes",
 )
+@pytest.mark.breadth
 def test_a_server_has_the_classes_that_one_before_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

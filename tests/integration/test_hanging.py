@@ -77,7 +77,9 @@ def judged(monkeypatch) -> set[HangingTransactions]:
 
 
 TODAYS = pytest.mark.parametrize("cluster", ["kafka"], indirect=True)
-WITH_OLD = pytest.mark.parametrize("cluster", ["kafka", "kafka-3.5"], indirect=True)
+WITH_OLD = pytest.mark.parametrize(
+    "cluster", ["kafka", pytest.param("kafka-3.5", marks=pytest.mark.breadth)], indirect=True
+)
 """Before 3.6, Kafka does not ask the coordinator about records of transactions."""
 
 

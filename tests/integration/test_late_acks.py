@@ -33,7 +33,7 @@ LATE_S = 8.0
 """What is asked for late, and not over before the copy is taken."""
 
 
-@pytest.fixture(params=["jvm", "range"])
+@pytest.fixture(params=["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def queue(request, make_queue):
     """A queue with late acks, once for each format of markers, with a tracker."""
     return late_ack_queue(make_queue, request.param)

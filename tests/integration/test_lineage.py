@@ -26,6 +26,7 @@ def ancestors(record):
     return dict(record.headers() or ()).get(ANCESTORS)
 
 
+@pytest.mark.parametrize("either_queue", ["jvm", "range"], indirect=True)
 def test_end_markers_name_the_copies_and_these_their_ancestors(either_queue):
     queue = either_queue
     queue.send(*"abc")

@@ -195,7 +195,7 @@ def test_a_nacked_message_comes_again_after_its_delay(queue):
     assert time.monotonic() - started > 2.9
 
 
-@pytest.mark.parametrize("markers", ["range", "jvm"])
+@pytest.mark.parametrize("markers", ["range", pytest.param("jvm", marks=pytest.mark.breadth)])
 def test_r44_what_failed_waits_as_long_as_the_queue_says_also_for_the_next_tracker(make_queue, markers):
     queue = make_queue(retry_delays=["4s", "100ms"], max_redeliveries=2, markers=markers)
     tracker = queue.tracker()

@@ -576,6 +576,7 @@ def test_a_query_goes_on_when_lanes_were_added_or_removed_and_not_in_recreated_o
         once(kmq)
 
 
+@pytest.mark.breadth
 def test_what_a_killed_query_left_in_all_lanes_comes_again(spark, make_run):
     run = make_run(**LANES)
     send_both(run.queue, *bodies(3))

@@ -307,6 +307,7 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     assert "--master and --remote: give one of them" in str(done.exception) + done.output
 
 
+@pytest.mark.breadth
 def test_lanes_have_tables_beside_that_of_the_main_lane(make_queue, kmq_of, tmp_path):
     queue = make_queue(max_redeliveries=0, lease_ms=600_000)
     queue.send("a", "b", "c")

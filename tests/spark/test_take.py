@@ -192,6 +192,7 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_job):
         job.once(job.kmq.take(df.withColumn("twice", F.explode(F.expr("array(1, 2)")))))
 
 
+@pytest.mark.breadth
 def test_a_row_that_is_not_ok_is_given_back_in_the_lane_of_its_message(make_job):
     job = make_job(retry_lane=True, priorities=2, max_redeliveries=1)
     job.queue.tracker()

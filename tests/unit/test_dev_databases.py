@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kmqpy.dev import databases, mariadb, mysql, postgresql, programs, redis
+from kmqpy.dev.database_kind import copy_of_first
 from kmqpy.dev.jars import LOCK
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
 
@@ -138,6 +139,32 @@ def test_a_mysqld_of_mariadb_is_not_taken_for_mysqls_and_without_apt_the_advice_
     with pytest.raises(ClusterError, match=r"mysql-server-core can't be fetched .*; install MySQL so that"):
         mysql.KIND.find()
     assert [*(tmp_path / "cache" / "programs").iterdir()] == []
+
+
+def test_an_empty_database_is_made_once_and_each_server_has_a_copy(tmp_path, monkeypatch, as_user):
+    monkeypatch.setenv("KMQ_CACHE", str(tmp_path / "cache"))
+    server, made = a_program(tmp_path / "bin", "server"), []
+
+    def copied(name: str, *options: str) -> Path:
+        folder = tmp_path / name
+
+        def make() -> None:
+            made.append(name)
+            (folder / "data" / "empty").mkdir(parents=True)
+            (folder / "data" / "file").write_text("first")
+
+        copy_of_first("kind", server, options, folder, make, mode=0o700)
+        return folder / "data"
+
+    one, two = copied("one"), copied("two")
+    one.joinpath("file").write_text("changed")
+    assert (two / "file").read_text() == "first"
+    assert (two / "empty").is_dir()
+    assert two.stat().st_mode & 0o777 == 0o700
+    copied("three", "other options")
+    server.write_text("#!/bin/sh\n# newer\n")
+    copied("four")
+    assert made == ["one", "three", "four"]
 
 
 @pytest.mark.parametrize(
