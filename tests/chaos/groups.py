@@ -262,6 +262,7 @@ def run(
 
     seconds  senders, and faults, end after this time; the run ends when all is done, or nobody is handed any
     """
+    how = {"pause_s": max(6.0, count / 50_000), **how}  # Redis takes minutes to read a million again
     if storage == "sqlite":
         for old in out.glob("chaos.db*"):
             old.unlink()
