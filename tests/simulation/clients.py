@@ -178,8 +178,6 @@ _client = stepwise(
         "_end_acknowledged",
         "poll",
         "serve",
-        "start",
-        "confirm",
     },
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
