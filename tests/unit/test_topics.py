@@ -449,31 +449,36 @@ def test_r24_who_is_told_of_new_topics_first_and_then_of_the_old_ones_does_not_s
     assert told == [*[old] * 13, *[new] * 10]
 
 
-def test_lanes_are_looked_for_now_and_then_and_not_where_this_client_may_not_see_them(
+def test_lanes_are_looked_for_now_and_then_and_seldom_where_this_client_may_not_see_them(
     watched: Describer,
 ) -> None:
     clock = FakeClock()
-    watch = TopicWatch(KafkaConnection(), QUEUE, TopicIds("id", "m"), clock, ["lane", "secret"])
-    denied = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    ids = TopicIds("q", "q__markers")
+    watch = TopicWatch(KafkaConnection(), QUEUE, ids, clock, ["lane", "secret"])
+
+    def look(**refused: int) -> None:
+        watch.look()
+        for name, future in watched.asked[-1].items():
+            if name in refused:
+                future.set_exception(KafkaException(KafkaError(refused[name])))
+            else:
+                future.set_result(SimpleNamespace(topic_id=name))
+        watch.look()
+
     for _ in range(11):
         clock.now += 1.0
-        watch.look()
-        asked = watched.asked[-1]
-        if "secret" in asked:
-            asked.pop("secret").set_exception(denied)
-        watched.answer(*["id", "m", None if clock.now < 6 else "l"][: len(asked)])
-        watch.look()
+        missing = {"lane": KafkaError.UNKNOWN_TOPIC_OR_PART} if clock.now < 6 else {}
+        look(secret=KafkaError.TOPIC_AUTHORIZATION_FAILED, **missing)
         if clock.now == 4:
             assert watch.others_there is None
         if clock.now == 5:
             assert watch.others_there == frozenset()
-    assert [sorted(one) for one in watched.asked if len(one) > 2] == [["lane", "q", "q__markers"]] * 2
     assert watch.others_there == {"lane"}
-    clock.now = 306.0  # it has been allowed since, as whoever adds a lane does before
-    watch.look()
-    watched.answer("id", "m", "l", "s")
-    watch.look()
+    clock.now = 306.0  # it has been allowed since: who adds a lane does that before
+    look()
     assert watch.others_there == {"lane", "secret"}
+    asked, usual = [sorted(one) for one in watched.asked if len(one) > 2], ["lane", "q", "q__markers"]
+    assert asked == [[*usual, "secret"], usual, [*usual, "secret"]]
 
 
 def test_r24_ids_are_asked_for_at_once_when_they_must_be_new(watched: Describer) -> None:
