@@ -136,18 +136,34 @@ class AsyncQueue:
         key: bytes | str | None = None,
         headers: HeadersLike | None = None,
         delay: Duration = 0,
+        priority: int = 0,
+        group: str | None = None,
     ) -> list[str]:
         """See Queue.send_many."""
-        return await self.call(self._queue.send_many, bodies, key=key, headers=headers, delay=delay)
+        return await self.call(
+            self._queue.send_many,
+            bodies,
+            key=key,
+            headers=headers,
+            delay=delay,
+            priority=priority,
+            group=group,
+        )
 
     async def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+        self,
+        max_messages: int = 100,
+        *,
+        wait: Duration = 1.0,
+        lease: Duration | None = None,
+        one_per_group: bool = False,
     ) -> Sequence[Message]:
         """See Queue.receive."""
+        how: dict[str, Any] = {"lease": lease, "one_per_group": one_per_group}
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            messages = await self._receive(max_messages, min(left, _MAX_RECEIVE_S), lease)
+            messages = await self._receive(max_messages, wait=min(left, _MAX_RECEIVE_S), **how)
             if messages or self._clock.monotonic() >= deadline:
                 return messages
 
@@ -240,7 +256,9 @@ class AsyncQueue:
             messages = self._queue.receive(1, wait=_MAX_RECEIVE_S, lease=None)
             self._hand_out_until = math.inf
         else:
-            messages = self._queue.receive(_MAX_TAKEN_AHEAD, wait=_MAX_RECEIVE_S, lease=None)
+            # Of a group one: if that is given back, those behind it must not come next.
+            how = {"one_per_group": True} if self._queue.in_groups else {}
+            messages = self._queue.receive(_MAX_TAKEN_AHEAD, wait=_MAX_RECEIVE_S, lease=None, **how)
             # receive() promises that half of the lease is left. At least half of that is kept for the caller
             # (rule R11 of docs/rules.md). Only durations count: the storage's clock may differ from ours.
             now, lease_s = self._clock.monotonic(), self._queue.default_lease
@@ -256,11 +274,9 @@ class AsyncQueue:
         if ahead := _popped(self._taken_ahead):
             self._pool.submit(self._give_back, ahead)
 
-    async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> Sequence[Message]:
+    async def _receive(self, max_messages: int, **how: Any) -> Sequence[Message]:
         self._check_open()
-        taking = self._start(
-            self._takers, partial(self._queue.receive, max_messages, wait=wait_s, lease=lease)
-        )
+        taking = self._start(self._takers, partial(self._queue.receive, max_messages, **how))
         try:
             return await asyncio.wrap_future(taking)
         except asyncio.CancelledError:

@@ -350,3 +350,19 @@ def test_on_an_at_most_once_queue_nothing_is_lost_by_a_cancelled_receive_or_a_br
 
     assert sorted(asyncio.run(main())) == [b"0", b"1", b"2"]
     assert not caplog.records
+
+
+async def test_async_for_hands_out_nothing_of_a_group_before_what_was_given_back():
+    with memory_storage(SystemClock()) as storage:
+        storage.create("q", order="group")
+        handled = []
+        async with AsyncQueue(storage.open("q")) as queue:
+            await queue.send_many(["1", "2"], group="a")
+            (first,) = await queue.receive(9, one_per_group=True)
+            await queue.nack(first, count=False)
+            async for message in queue:
+                handled.append(message.body)
+                if len(handled) == 3:
+                    break
+                await (queue.nack(message) if len(handled) == 1 else queue.ack(message))
+    assert handled == [b"1", b"1", b"2"]
