@@ -7,6 +7,7 @@ import math
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -21,8 +22,10 @@ from kmqpy.gateway.dialects.sqs.attempts import Attempts
 from kmqpy.gateway.dialects.sqs.attributes import read_sheet
 from kmqpy.gateway.dialects.sqs.catalog import Catalog
 from kmqpy.gateway.dialects.sqs.messages import parse_handle
+from kmqpy.gateway.service import polls
 from kmqpy.gateway.service.hub import Hub
 from kmqpy.gateway.service.ids import _DIGEST_BYTES, WireIds
+from kmqpy.gateway.service.polls import Polls
 from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.queue import storage_for
 
@@ -406,6 +409,25 @@ def test_a_fifo_queue_hands_out_each_group_in_order(sqs, fifo):
         sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
         sqs.delete_message(QueueUrl=fifo, ReceiptHandle=one["ReceiptHandle"])
     assert bodies(received(sqs, fifo, MaxNumberOfMessages=10)) == ["a4"]
+
+
+def test_a_long_poll_hears_that_a_group_goes_on(sqs, fifo, monkeypatch):
+    monkeypatch.setattr(polls, "_LOOK_EVERY_S", 60)
+    is_waiting, wait = threading.Event(), Polls.wait
+
+    def noted(*arguments):
+        is_waiting.set()
+        return wait(*arguments)
+
+    monkeypatch.setattr(Polls, "wait", noted)
+    sent(sqs, fifo, "a1", "a")
+    sent(sqs, fifo, "a2", "a")
+    (first,) = received(sqs, fifo)
+    with ThreadPoolExecutor(1) as thread:
+        polling = thread.submit(received, sqs, fifo, WaitTimeSeconds=20)
+        assert is_waiting.wait(10)
+        sqs.delete_message(QueueUrl=fifo, ReceiptHandle=first["ReceiptHandle"])
+        assert bodies(polling.result(10)) == ["a2"]
 
 
 def test_a_fifo_queue_knows_duplicates_also_after_they_were_deleted(sqs, sqs_served, fifo, name):

@@ -98,6 +98,13 @@ async def test_a_message_that_is_no_job_stops_no_other(job):
         assert len(storage.open("b").peek()) + len(storage.open("a").peek()) == 3
 
 
+async def test_a_moved_message_keeps_its_group():
+    async with running_moves() as (moves, storage):
+        filled(storage, "a", 1).send("y", group="g")
+        assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
+        assert [one.group for one in storage.open("b").peek()] == [None, "g"]
+
+
 async def test_a_move_counts_however_long_that_takes(monkeypatch):
     def count(queue, limit):
         time.sleep(0.5)  # an answer for clients would be a guess by now

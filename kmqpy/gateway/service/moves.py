@@ -308,7 +308,13 @@ class Moves:
                 return None
             taken, batch = await self._with_origin(move, _next_batch) or ([], [])
             if batch:
-                messages = [OutgoingMessage(one.body, key=one.key, headers=one.headers) for one in batch]
+                has_groups = self._hub.storage_of(move.target).capabilities.groups
+                messages = [
+                    OutgoingMessage(
+                        one.body, key=one.key, headers=one.headers, group=one.group if has_groups else None
+                    )
+                    for one in batch
+                ]
                 ids = [one.id for one in batch]
                 try:
                     send = methodcaller("send", messages)

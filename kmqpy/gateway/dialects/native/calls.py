@@ -191,6 +191,8 @@ class Calls:
         async def ack(served: ServedQueue) -> None:
             if receipts := _receipts(asked, served):
                 await served.ack_receipts(receipts)
+                if served.is_grouped:  # what is behind them may come
+                    self._polls.note(asked.queue, len(receipts))
 
         await self._with_queue(asked, ack)
 

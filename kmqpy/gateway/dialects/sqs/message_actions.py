@@ -306,16 +306,19 @@ class MessageActions:
 
     async def delete(self, asked: Asked, given: shapes.DeleteMessageRequest) -> None:
         """Delete a message, by the handle of any of its receives."""
-        await self._on_one(asked, asked.queue(given.QueueUrl), given.ReceiptHandle, self._delete)
+        name = asked.queue(given.QueueUrl)
+        await self._on_one(asked, name, given.ReceiptHandle, partial(self._delete, name))
 
     async def delete_batch(self, asked: Asked, given: shapes.DeleteMessageBatchRequest) -> dict[str, Any]:
         """Delete messages."""
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("DeleteMessageBatchRequestEntry", given.Entries or ())
         handles = {id_: one.ReceiptHandle for id_, one in entries.items()}
-        return batches.outcome(await self._on_each(asked, name, handles, self._delete))
+        return batches.outcome(await self._on_each(asked, name, handles, partial(self._delete, name)))
 
-    async def _delete(self, served: ServedQueue, handles: Mapping[str, Handle]) -> dict[str, SqsError]:
+    async def _delete(
+        self, name: str, served: ServedQueue, handles: Mapping[str, Handle]
+    ) -> dict[str, SqsError]:
         errors: dict[str, SqsError] = {}
         if served.is_grouped:
             late = {id_: one for id_, one in handles.items() if one.wire_id not in self._deleted}
@@ -330,6 +333,8 @@ class MessageActions:
                     errors[id_] = error
         stored = dict(good.values())
         await served.ack([*stored], [*stored.values()])
+        if served.is_grouped:  # what is behind them may come
+            self._polls.note(name, len(stored))
         for wire_id in good:
             self._latest.pop(wire_id, None)
             _remember(self._deleted, wire_id)
