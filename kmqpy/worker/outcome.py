@@ -109,6 +109,8 @@ def failed_outcome(error: BaseException, attempts: int, backoff: Backoff | None)
             asked = None if error.delay is None else duration_ms(error.delay, "delay") / 1000
         except ConfigError as problem:
             return GiveBack(own_delay, reason=described(problem))
+        if own_delay is None and not error.count:  # the queue's delays are for what counts
+            own_delay = Backoff().delay(attempts)
         delay = own_delay if asked is None else asked
         reason = None if error.reason is None else shortened(error.reason)
         return GiveBack(delay, count=bool(error.count), reason=reason)

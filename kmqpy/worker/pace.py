@@ -15,9 +15,11 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _BURST_S = 0.05
 """Who was late may start at once what he could have started in so many seconds, and at least one."""
 _TRIED_AGAIN = 12
-"""A message that was tried is held back for so many of the longest pauses."""
+"""A message that was tried before is held back for so many pauses, if there are others."""
+_ALONE_S = 1.0
+"""Else it is held back for so many seconds beyond the pause, in which another one would come."""
 _AHEAD_S = 1.0
-"""Messages for so many seconds wait for their time, and at least one: others could have them sooner."""
+"""Messages wait for their time for so many seconds, not longer: others could have them sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +28,9 @@ class Breaker:
 
     When the handlers of `failures` different messages have failed in a row, the breaker opens: the worker
     gives back what it has taken, and receives nothing. After a pause it tries one message. If that fails,
-    too, the attempt does not count, and the next pause is twice as long; the message is held back for 12 of
-    the longest pauses (at most for the queue's `max_delay_ms`), so that others are tried meanwhile. Otherwise
-    the worker goes on at once as before.
+    too, the attempt does not count, and the next pause is twice as long; the message comes again a second
+    after that, or, if it was tried before and there are others, after 12 pauses (at most the queue's
+    `max_delay_ms`), so that these are tried meanwhile. Otherwise the worker goes on at once as before.
 
     Args:
         failures: Above 1, a message that fails by itself does not open the breaker, however often it comes.
@@ -97,6 +99,8 @@ class Pace:
         self._pause_s = 0.0
         self._tries_at: float | None = None
         self._tried: str | None = None
+        self._tried_before: set[str] = set()
+        self._is_alone = False
         self._is_late = False
         self._late = 0
 
@@ -126,9 +130,16 @@ class Pace:
         if self._tries_at is not None:
             may_try = self._tried is None and not waiting and now >= self._tries_at
             return min(room, 1) if may_try else 0
-        if self._rate is not None:
-            return min(room, max(1, math.ceil(self._rate * _AHEAD_S)) - waiting)
-        return room
+        if self._rate is None:
+            return room
+        soon = self._rate * _AHEAD_S
+        if self._left + (now - self._left_at) * self._rate + soon < 1:
+            return 0
+        return min(room, max(1, math.ceil(soon)) - waiting)
+
+    def nothing_came(self) -> None:
+        """Note that there is no message to be received."""
+        self._is_alone = True
 
     def hold(self) -> None:
         """Note that a message waits until wait_s() is over."""
@@ -167,10 +178,14 @@ class Pace:
         if not has_failed:
             self._tries_at = None
             self._failed = set()
+            self._tried_before = set()
             return None
         self._pause_s = min(2 * self._pause_s, self._breaker.max_pause_s)
         self._tries_at = now + self._pause_s
-        return _TRIED_AGAIN * self._breaker.max_pause_s
+        is_soon = self._is_alone or message_id not in self._tried_before
+        self._is_alone = False
+        self._tried_before.add(message_id)
+        return self._pause_s + _ALONE_S if is_soon else _TRIED_AGAIN * self._pause_s
 
     def drop(self, message_id: str) -> None:
         """Note that a message is finished; if end() was not called, its handler has not run."""

@@ -369,6 +369,8 @@ class Worker:
         with self._changed:
             self._unfinished += len(leased)
         with self._ready_changed:
+            if not messages:
+                self._pace.nothing_came()
             for one in leased:
                 self._ready.add(one.key, one)
             surplus = self._ready.cut(self._concurrency + self._least_ahead) if again else []

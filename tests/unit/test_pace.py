@@ -51,6 +51,9 @@ class TestRate:
     def test_no_more_wait_than_start_in_a_second(self):
         assert Pace(5, None, 0).room(100, 2, 0) == 3
         assert Pace(0.1, None, 0).room(100, 1, 0) == 0
+        slow = Pace(0.1, None, 0)
+        slow.begin("m")
+        assert [slow.room(100, 0, now) for now in (0, 8.9, 9.1)] == [0, 0, 1]
         assert Pace(None, Breaker(), 0).room(100, 50, 0) == 100
 
 
@@ -92,8 +95,18 @@ class TestBreaker:
             pace.begin(f"t{number}")
             assert pace.wait_s(now) == math.inf
             assert pace.room(50, 0, now) == 0
-            assert pace.end(f"t{number}", OSError(), now) == 12 * 3
+            assert pace.end(f"t{number}", OSError(), now) == 1 + (2 if number == 0 else 3)
         assert tries == [1, 3, 6, 9, 12, 15]
+
+    def test_what_was_tried_before_does_not_keep_others_away(self):
+        pace = self.opened(pause=1, max_pause=3)
+        held = []
+        for message_id, others in (("a", True), ("b", True), ("a", True), ("a", False), ("a", True)):
+            if not others:
+                pace.nothing_came()
+            pace.begin(message_id)
+            held.append(pace.end(message_id, OSError(), 0))
+        assert held == [2 + 1, 3 + 1, 12 * 3, 3 + 1, 12 * 3]
 
     def test_what_does_not_fail_closes_it_at_once(self):
         pace = self.opened()

@@ -17,7 +17,7 @@ from kmqpy.testing import memory_storage
 from kmqpy.worker.asyncio import AsyncQueue
 from kmqpy.worker.failure_log import FailureLog
 from kmqpy.worker.lease_keeper import LeaseKeeper, call_for_all
-from kmqpy.worker.outcome import Reject, Retry, described
+from kmqpy.worker.outcome import Reject, Retry, described, failed_outcome
 from kmqpy.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -242,6 +242,12 @@ def test_messages_of_a_group_are_handled_in_order_by_however_many_threads():
             until(lambda: len(handled) == 15)
     for group in "abc":
         assert [number for name, number in handled if name == group] == [0, 1, 2, 3, 4]
+
+
+def test_a_retry_that_does_not_count_waits_also_where_the_queue_delays_retries():
+    assert failed_outcome(Retry(), 1, None).delay is None
+    assert 0.5 < failed_outcome(Retry(count=False), 1, None).delay < 2
+    assert failed_outcome(Retry(0, count=False), 1, None).delay == 0
 
 
 def test_a_retry_with_a_bad_delay_is_tried_again_after_the_back_off():
