@@ -107,14 +107,16 @@ class MemoryEngine:
         """See Engine."""
         with self._locked(queue) as (found, now_ms):
             ids: list[int] = []
+            here: dict[str, int] = {}  # whatever the window
             for new in rows:
-                if new.dedup is not None and (holder := found.holder(new.dedup)) is not None:
+                if new.dedup is not None and (holder := here.get(new.dedup) or found.holder(new.dedup)):
                     ids.append(holder)
                     continue
                 row_id = next(self._ids)
                 ids.append(row_id)
                 if new.dedup is not None:
                     found.keep_key(new.dedup, row_id)
+                    here[new.dedup] = row_id
                 row = MemoryRow(
                     id=row_id,
                     body=new.body,

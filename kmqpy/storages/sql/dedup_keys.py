@@ -50,7 +50,7 @@ def put_unique(
     keeping = _keeping(parameters)
     claimed = dialect.claim_keys(cursor, keeping, [*wanted])
     if cleaning:
-        _clean(dialect, cursor, keeping, 2 * _CLEANED_EVERY * len(rows))
+        clean(dialect, cursor, parameters, len(rows))
     new_ids = {one.key: one.message for one in claimed if one.is_new}
     if len(new_ids) == len(rows):
         return dialect.put(cursor, parameters, rows, [new_ids[key] for key in wanted if key is not None])
@@ -105,9 +105,13 @@ def _keep(dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: dict[st
     dialect.change(cursor, "keep_keys", given)
 
 
-def _clean(dialect: Dialect, cursor: Cursor, parameters: Parameters, limit: int) -> None:
-    """Remove keys whose time is over; those of messages that are still there get more, if that keeps them."""
-    cursor.execute(dialect.sql["old_keys"], {**parameters, "limit": limit})
+def clean(dialect: Dialect, cursor: Cursor, parameters: Parameters, count: int) -> None:
+    """Remove keys whose time is over; those of messages that are still there get more, if that keeps them.
+
+    count  as many rows with keys are put
+    """
+    parameters = {**_keeping(parameters), "limit": 2 * _CLEANED_EVERY * count}
+    cursor.execute(dialect.sql["old_keys"], parameters)
     kept: list[str] = []
     over: list[str] = []
     for key, is_there in cursor.fetchall():

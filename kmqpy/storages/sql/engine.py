@@ -16,7 +16,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dedup_keys import are_distinct, cleans, put_new, put_unique
+from kmqpy.storages.sql.dedup_keys import are_distinct, clean, cleans, put_new, put_unique
 from kmqpy.storages.sql.dialect import (
     CHUNK,
     Cursor,
@@ -29,6 +29,7 @@ from kmqpy.storages.sql.dialect import (
 from kmqpy.storages.sql.groups import (
     FIRST,
     change_grouped,
+    check_isolation,
     go_on,
     groups_of,
     held_groups,
@@ -196,10 +197,12 @@ class SqlEngine:
 
         is_unique = any(row.dedup for row in rows)
         cleaning = is_unique and cleans()
+        # Within a transaction of the application's, which may be long, others would wait for keys of theirs.
+        apart = cleaning and connection is not None and self._dialect.name != "sqlite"
 
         def put(cursor: Cursor) -> list[int]:
             if is_unique:
-                ids = put_unique(self._dialect, cursor, parameters, rows, cleaning=cleaning)
+                ids = put_unique(self._dialect, cursor, parameters, rows, cleaning=cleaning and not apart)
             else:
                 ids = self._dialect.put(cursor, parameters, rows)
             if not ids:
@@ -207,11 +210,17 @@ class SqlEngine:
             return ids
 
         def put_and_tell(cursor: Cursor) -> list[int]:
+            if is_unique and queue.settings.until_acknowledged:  # it must see what has ended meanwhile
+                check_isolation(self._dialect, cursor, "unique jobs")
             ids = put(cursor)
             self._tell(cursor, queue)
             return ids
 
         if connection is not None:
+            if apart:
+                with suppress(Unavailable):
+                    clean_keys = partial(clean, self._dialect, parameters=parameters, count=len(rows))
+                    self._run(clean_keys, several=True)
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
@@ -298,7 +307,8 @@ class SqlEngine:
         def count(cursor: Cursor, parameters: dict[str, Any]) -> Counts:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
             ready, delayed, taken, dead, behind = cursor.fetchone()
-            held = self._held_groups(cursor, queue, parameters) if limit is None else ()
+            is_asked = limit is None and queue.settings.holds
+            held = held_groups(self._dialect, cursor, parameters) if is_asked else ()
             return Counts(ready + behind, delayed, taken, dead, len(held))
 
         return self._after_passing_time(queue, count, limit=min(limit or 0, NO_LIMIT))
@@ -327,7 +337,10 @@ class SqlEngine:
 
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             names = ("purge_ready", "purge_unready")
-            return sum(self._dialect.change(cursor, name, parameters) for name in names)
+            purged = sum(self._dialect.change(cursor, name, parameters) for name in names)
+            if queue.settings.keeps_groups:
+                self._show_left(cursor, parameters)
+            return purged
 
         return self._after_passing_time(queue, purge)
 
@@ -367,9 +380,9 @@ class SqlEngine:
         """See Engine."""
 
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
-            groups = self._held_groups(cursor, queue, parameters)
             purged = self._dialect.change(cursor, "purge_dead", parameters)
-            go_on(self._dialect, cursor, groups, parameters)
+            if queue.settings.holds:
+                self._show_left(cursor, parameters)
             return purged
 
         purged = self._after_passing_time(queue, purge)
@@ -575,8 +588,13 @@ class SqlEngine:
             }
             cursor.execute(self._sql["add_again"], {**parameters, **given})
 
-    def _held_groups(self, cursor: Cursor, queue: QueueRow, parameters: dict[str, Any]) -> Sequence[int]:
-        return held_groups(self._dialect, cursor, parameters) if queue.settings.holds else ()
+    def _show_left(self, cursor: Cursor, parameters: Mapping[str, Any]) -> None:
+        """After a purge, let each group go on in which something waits.
+
+        Takers have perhaps let new rows wait, meanwhile, for what is gone now.
+        """
+        cursor.execute(self._sql["left_groups"], parameters)
+        go_on(self._dialect, cursor, [group for (group,) in cursor.fetchall()], parameters)
 
     def _after_passing_time(
         self, queue: QueueRow, work: Callable[[Cursor, dict[str, Any]], T], **parameters: Any

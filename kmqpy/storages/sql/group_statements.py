@@ -128,6 +128,8 @@ WHERE group_id = :group_id AND {of_group} = 4 ORDER BY place LIMIT :limit""",
 WHERE queue = :queue AND {not_ready}state = 3 AND group_id + 0 IS NOT NULL""",
     "busy_groups": """SELECT DISTINCT group_id FROM {messages}
 WHERE queue = :queue AND {not_ready}state = 2 AND group_id + 0 IS NOT NULL""",
+    "left_groups": """SELECT DISTINCT group_id FROM {messages}
+WHERE queue = :queue AND {not_ready}state = 4 AND group_id + 0 IS NOT NULL""",
     # The subqueries look at one entry of the index each, but for one that counts.
     "group_states": f"""SELECT given.group_id,
     (SELECT count(*) FROM {{messages}} AS f WHERE f.group_id = given.group_id AND {{of_group}} = 2) AS taken,

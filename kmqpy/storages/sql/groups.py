@@ -187,12 +187,13 @@ def take_grouped(
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
     rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
-    _let_wait(dialect, cursor, take)
+    waiting = _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
         now = situation(cursor, sql, parameters)
         unseen = now.has_ready and not late  # what was due may have become ready since it looked
-        return now._replace(has_ready=healed > 0 or not is_end or unseen, waiting=sorted(take.late))
+        more = waiting > 0 and not is_end  # what others have locked would be found again and again
+        return now._replace(has_ready=healed > 0 or more or unseen, waiting=sorted(take.late))
     return Picked(rows, rows[0].since_ms, waiting=sorted(take.late))
 
 
@@ -262,17 +263,23 @@ def change_grouped(
     within  True: in a transaction of the application's
     reader  see go_on()
     """
-    if within and "isolation" in dialect.sql:
-        cursor.execute(dialect.sql["isolation"])
-        (found,) = cursor.fetchone()
-        if found != "read committed":  # it would not see what a taker lets wait meanwhile
-            raise ConfigError(f"transaction: its isolation level is {found}; groups need read committed")
+    if within:  # else it would not see what a taker lets wait meanwhile
+        check_isolation(dialect, cursor, "groups")
     if f"{name}_in_groups" in dialect.sql:
         cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
         found = [group for (group,) in cursor.fetchall()]
         return len(found), found
     groups = groups_of(dialect, reader, ids)
     return dialect.change(cursor, name, parameters), groups
+
+
+def check_isolation(dialect: Dialect, cursor: Cursor, what: str) -> None:
+    """Raise ConfigError if a transaction does not see what others commit meanwhile, where `what` needs it."""
+    if "isolation" in dialect.sql:
+        cursor.execute(dialect.sql["isolation"])
+        (found,) = cursor.fetchone()
+        if found != "read committed":
+            raise ConfigError(f"transaction: its isolation level is {found}; {what} need read committed")
 
 
 def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[int]:
@@ -353,13 +360,17 @@ def _followers(dialect: Dialect, cursor: Cursor, first: _Ready, limit: int) -> S
     return [*takewhile(locked.__contains__, ids)]
 
 
-def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> None:
-    """Make rows wait behind others, if these can be locked: else somebody may be about to end them."""
+def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> int:
+    """Make rows wait behind others, if these can be locked: else somebody may be about to end them.
+
+    Returns how many it has made wait.
+    """
     witnesses = [one for one in take.waiting if one]
     locked = lock_free(dialect, cursor, "lock_witnesses", witnesses)
     ids = [row_id for one, waiting in take.waiting.items() if not one or one in locked for row_id in waiting]
     if ids:
         dialect.change(cursor, "wait_behind", {"ids": dialect.ids(ids)})
+    return len(ids)
 
 
 def _take_rows(

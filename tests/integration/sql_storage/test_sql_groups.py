@@ -297,12 +297,27 @@ def test_a_snapshot_hides_no_message_with_a_dedup_id(place: Place, until_acknowl
         connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
         first = until_acknowledged.send("1", dedup_id="d")
         if place.name == "postgresql":
-            with pytest.raises(Unavailable):  # "could not serialize access"
+            with pytest.raises(ConfigError, match="read committed"):
                 until_acknowledged.send("2", dedup_id="d", transaction=connection)
         else:
             assert until_acknowledged.send("2", dedup_id="d", transaction=connection) == first
             connection.commit()
     assert taken(until_acknowledged, 9) == ["1"]
+
+
+def test_a_snapshot_shows_no_message_that_has_ended(place: Place, until_acknowledged: Queue) -> None:
+    first = until_acknowledged.send("1", dedup_id="d")
+    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
+    with strict.connect() as connection:
+        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
+        until_acknowledged.ack(until_acknowledged.receive(1))
+        if place.name == "postgresql":
+            with pytest.raises(ConfigError, match="read committed"):
+                until_acknowledged.send("2", dedup_id="d", transaction=connection)
+        else:
+            assert until_acknowledged.send("2", dedup_id="d", transaction=connection) != first
+            connection.commit()
+            assert taken(until_acknowledged) == ["2"]
 
 
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
@@ -361,3 +376,66 @@ def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
         assert taken(queue) == []
         queue.dead_letters.purge()
         assert taken(queue) == ["a2"]
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place) -> None:
+    """On the others it can't happen, or takers look for what was forgotten."""
+    messages = place.names.tables["messages"]
+    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
+        storage.create("g", order="group")
+        queue = storage.open("g")
+        queue.send("a1", group="a")
+        (a1,) = queue.receive(1, lease=60)
+        with place.application.connect() as taker:
+            taker.execute(text(f"SELECT id FROM {messages} WHERE id = {a1.id} FOR UPDATE"))
+            purging = thread.submit(queue.purge)
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE"
+            while not place.execute(f"{waiting} 'DELETE FROM {messages}%%'"):
+                assert not purging.done()
+            a2 = queue.send("a2", group="a")
+            taker.execute(text(f"UPDATE {messages} SET state = 4 WHERE id = {a2}"))
+            taker.commit()
+        assert purging.result() == 1
+        assert taken(queue) == ["a2"]
+
+
+def test_a_transaction_that_removes_old_dedup_ids_holds_nobody_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
+    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
+        storage.create("w")
+        queue = storage.open("w")
+        queue.send_many([OutgoingMessage("x", dedup_id=f"{number}") for number in range(9)])
+        place.execute(f"UPDATE {place.names.tables['dedup']} SET until_ms = 1")
+        with place.application.connect() as connection:
+            queue.send("y", dedup_id="other", transaction=connection)
+            if place.name != "sqlite":  # there the transaction is the only writer
+                thread.submit(queue.send, "z", dedup_id="5").result(30)
+            connection.commit()
+        left = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']} WHERE until_ms = 1")
+    assert left == [(0,)]
+
+
+def test_a_take_does_not_look_again_and_again_at_what_a_transaction_holds_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    monkeypatch.setattr(groups, "CHUNK", 4)
+    with storage_for(place.url) as storage:
+        storage.create("g", order="group")
+        queue = storage.open("g")
+        queue.send("a0", group="a")
+        (a0,) = queue.receive(1, lease=60)
+        for number in range(1, 9):
+            queue.send(f"a{number}", group="a")
+        application = place.application.execution_options(isolation_level="READ COMMITTED")
+        with ThreadPoolExecutor(1) as thread, application.connect() as connection:
+            queue.ack(a0, transaction=connection)
+            looking = thread.submit(taken, queue)
+            wait([looking], timeout=10)
+            connection.commit()
+            assert looking.result() == []
+        assert taken(queue, 9)[0] == "a1"

@@ -84,3 +84,18 @@ def test_sends_into_a_share_wait_for_no_transaction(place: Place, storage: Stora
         assert taken(queue, 9) == ["c3"]
         connection.commit()
     assert taken(queue, 9) == ["c1", "c2"]
+
+
+def test_a_transaction_of_one_group_holds_up_no_other(place: Place, storage: Storage) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    queue = queue_with(storage, "a0", max_in_flight_per_group=1)
+    (a0,) = queue.receive(1, lease=60)
+    for number in range(70):  # more than a take looks at first
+        queue.send(f"a{number}", group="a")
+    queue.send("b1", group="b")
+    application = place.application.execution_options(isolation_level="READ COMMITTED")
+    with application.connect() as connection:
+        queue.ack(a0, transaction=connection)
+        assert taken(queue) == ["b1"]
+        connection.commit()
