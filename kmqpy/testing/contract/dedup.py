@@ -103,6 +103,13 @@ def test_an_id_is_free_again_after_its_window(kmq_target: Target, unique: MakeQu
     assert queue.size() == 2
 
 
+def test_without_a_window_an_id_counts_within_a_batch(unique: MakeQueue) -> None:
+    queue = unique(dedup_window_ms=0)
+    first, second = queue.send_many([OutgoingMessage("1", dedup_id="a"), OutgoingMessage("2", dedup_id="a")])
+    assert first == second != queue.send("3", dedup_id="a")
+    assert [one.body for one in take(queue, 2)] == [b"1", b"3"]
+
+
 def test_a_unique_job_is_unique_until_it_is_acknowledged(kmq_target: Target, unique: MakeQueue) -> None:
     queue = unique(dedup_until="acknowledged", dedup_window_ms=1)
     first = queue.send("1", dedup_id="a")

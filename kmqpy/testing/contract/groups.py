@@ -276,6 +276,69 @@ def test_a_dead_letter_holds_those_of_its_batch_that_come_back(grouped: MakeQueu
     assert _bodies(_take(queue, 9)) == ["a1", "a2", "a4"]
 
 
+def test_a_group_is_held_until_the_last_of_its_dead_letters_is_gone(
+    kmq_storage: Storage, grouped: MakeQueue
+) -> None:
+    queue = grouped(on_dead_letter="hold")
+    _send(queue, "a1", "a2", "a3")
+    a1, a2 = _take(queue, 2)
+    queue.dead_letter(a1, a2, confirmed=True)
+    assert queue.dead_letters.redrive([a2.id]) == 1
+    assert _take(queue, 9) == []
+    assert queue.purge() == 2
+    _send(queue, "a4")
+    assert _take(queue, 9) == []
+    assert kmq_storage.describe(queue.name).held_groups == 1
+    assert queue.dead_letters.redrive() == 1
+    assert _bodies(_take(queue, 9)) == ["a1", "a4"]
+
+
+def test_what_is_acknowledged_late_is_gone_and_its_group_goes_on(
+    kmq_target: Target, grouped: MakeQueue
+) -> None:
+    queue = grouped()
+    _send(queue, "a1", "a2", "a3", "a4")
+    batch = _take(queue, 3)
+    _let_expire(kmq_target, queue, batch)
+    (a1,) = _take(queue)
+    queue.ack(batch, confirmed=True)  # a1 is somebody else's
+    assert _take(queue, 9) == []
+    queue.nack(a1, confirmed=True)
+    assert [(one.body, one.attempts) for one in _take(queue, 9)] == [(b"a1", 3), (b"a4", 1)]
+
+
+def test_successors_wait_for_the_delays_of_the_queue(kmq_target: Target, grouped: MakeQueue) -> None:
+    queue = grouped(retry_delays=[f"{round(LEASE_S * 1000)}ms"])
+    _send(queue, "a1", "a2", "a3", "a4", "b1")
+    a1, a2, a3 = _take(queue, 3)
+    queue.nack(a2, confirmed=True)
+    queue.ack(a1, a3, confirmed=True)
+    assert _bodies(_take(queue, 9)) == ["b1"]
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert _bodies(_take(queue, 9)) == ["a2", "a4"]
+
+
+def test_what_says_how_a_queue_is_kept_can_not_be_altered(
+    kmq_target: Target, kmq_storage: Storage, grouped: MakeQueue
+) -> None:
+    queue = grouped()
+    _send(queue, "a1", "a2", "a3", "b1")
+    queue.nack(_take(queue), delay=LEASE_S, confirmed=True)
+    (b1,) = _take(queue)
+    for one in (
+        {"order": "fifo"},
+        {"on_dead_letter": "hold"},
+        {"dedup_until": "acknowledged"},
+        {"dedup_by": "body"},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(one))):
+            kmq_storage.alter(queue.name, **one)
+    assert _take(queue, 9) == []
+    queue.dead_letter(b1, confirmed=True)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert _bodies(_take(queue, 9)) == ["a1", "a2", "a3"]
+
+
 def test_a_redriven_message_lets_those_before_it_go_on(grouped: MakeQueue) -> None:
     queue = grouped(on_dead_letter="hold")
     ids = _send(queue, "a1", "a2", "a3")

@@ -83,6 +83,20 @@ def test_a_nack_with_a_delay_and_one_that_does_not_count_know_better(
     assert take_one(queue).attempts == 2
 
 
+def test_a_redriven_message_begins_with_the_first_delay_again(
+    kmq_storage: Storage, make_queue: MakeQueue
+) -> None:
+    skip_without(kmq_storage.capabilities, "retry_delays")
+    queue = make_queue(retry_delays=["0s", "1h"], max_redeliveries=1)
+    queue.send("x")
+    for _ in range(2):
+        queue.nack(take_one(queue), confirmed=True)
+    assert_dead(queue, 1)
+    assert queue.dead_letters.redrive() == 1
+    queue.nack(take_one(queue), confirmed=True)
+    assert take_one(queue).attempts == 2
+
+
 def test_altered_delays_count_from_the_next_failure_on(
     kmq_target: Target, kmq_storage: Storage, make_queue: MakeQueue
 ) -> None:
