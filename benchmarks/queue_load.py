@@ -7,9 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import count as numbers
 from typing import Any, Protocol
+from uuid import uuid4
 
 BODY = b"x" * 100
+GROUPS = 10_000
+_numbers, _process = numbers(), uuid4().hex
 _WARM_UP = 1 / 3
 """Workers warm up for this share of `seconds`: they make connections, prepared statements and caches."""
 
@@ -32,6 +36,16 @@ class Worker(Protocol):
     def close(self) -> None:
         """Close the handle."""
         ...
+
+
+def next_groups(count: int) -> list[str]:
+    """The groups of the next messages, by turns."""
+    return [f"g{next(_numbers) % GROUPS}" for _ in range(count)]
+
+
+def next_ids(count: int) -> list[str]:
+    """Ids that no other message has."""
+    return [f"{_process} {next(_numbers)}" for _ in range(count)]
 
 
 def measure(

@@ -7,6 +7,8 @@ backlog     the same of a hundred groups, while a group at its cap has a backlog
 noisy       how long messages of quiet groups wait (ms, median and p99), with handlers that take some ms,
             alone and beside a group with a backlog; with a cap a handler is always free for them. Each
             taker has HANDLERS: 40 in flight are enough to make a group noisy, which 30 are not
+peers       messages a second, put, and taken and acknowledged, of plain queues and of those with groups or
+            unique ids, here and of libraries that have the like
 
 Kinds of queues take turns, so that other load of the machine meets them all. No figure is ever asserted.
 """
@@ -19,11 +21,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import click
 
+from benchmarks.results import Case, Figures, run_case
+from benchmarks.storage_speed import OURS, Server, ours, server_of, theirs
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
 from kmqpy.message import Message, OutgoingMessage
@@ -37,6 +43,11 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "capped": {"max_in_flight_per_group": 50},
     "fair and capped": {"fair": True, "max_in_flight_per_group": 50},
 }
+PEERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "postgresql": {"groups": ("pgmq", "procrastinate"), "unique": ("pgqueuer", "procrastinate")},
+    "redis": {"unique": ("rq",)},
+}
+"""By storage, who else has groups or unique ids; huey's locks let what waits fail."""
 TAKERS = 4
 CAP = 5
 HANDLERS, HANDLER_S, QUIET_S, QUIET_GAP_S = 10, 0.2, 10.0, 0.05
@@ -230,6 +241,29 @@ def noisy(storage: Storage, depth: int, turns: int) -> dict[str, object]:
     return shown
 
 
+def peers(server: Server, batch: int, seconds: float, turns: int) -> dict[str, object]:
+    """The medians of kmqpy and peers, plain and of each kind, of `seconds` that each puts."""
+    shown: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, names in PEERS.get(server.name, {}).items():
+        works: dict[str, Callable[[], Figures]] = {}
+        for of in ("", kind):
+            works[f"{OURS} {of}".strip()] = ours(server, 0, TAKERS, batch, seconds, of)
+            for one in server.peers:
+                if one.name in names:
+                    other = replace(one, name=f"{one.name}-{of}") if of else one
+                    works[f"{one.name} {of}".strip()] = theirs(other, server, 0, TAKERS, batch, seconds)
+        case = Case(
+            work=f"{kind} on {server.name}",
+            name=f"{TAKERS} takers, by {batch}",
+            metrics={"put": "put/s", "take": "take+ack/s"},
+            peers=works,
+            repeats=turns,
+        )
+        for row in run_case(case):
+            shown.setdefault(kind, {}).setdefault(row.peer, {})[row.unit] = round(row.median or 0)
+    return {**shown}
+
+
 @click.command()
 @click.option("--on", "names", default="postgresql,mariadb,mysql,sqlite,redis", show_default=True)
 @click.option("--groups", default=10_000, show_default=True)
@@ -237,7 +271,7 @@ def noisy(storage: Storage, depth: int, turns: int) -> dict[str, object]:
 @click.option("--depth", default=1_000_000, show_default=True, help="The backlog of the noisy group.")
 @click.option("--batch", default=100, show_default=True)
 @click.option("--turns", default=3, show_default=True)
-@click.option("--only", default="throughput,deep,sends,backlog,noisy", show_default=True)
+@click.option("--only", default="throughput,deep,sends,backlog,noisy,peers", show_default=True)
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="For throughput and deep.")
 def main(
     *, names: str, groups: int, count: int, depth: int, batch: int, turns: int, only: str, kinds: str
@@ -257,6 +291,7 @@ def main(
                 "sends": partial(sends, storage, count, batch, turns),
                 "backlog": partial(backlog, storage, depth, count, batch, turns),
                 "noisy": partial(noisy, storage, min(depth, 100_000), turns),
+                "peers": partial(peers, server_of(name, started, Path(folder)), batch, count / 10_000, turns),
             }
             for work in only.split(","):
                 click.echo(json.dumps({"on": name, "work": work, "found": works[work]()}))

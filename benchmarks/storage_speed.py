@@ -87,10 +87,10 @@ def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) 
             filled(storage, depth)
         for takers in TAKERS:
             for batch in BATCHES:
-                peers: dict[str, Callable[[], Figures]] = {OURS: _ours(server, depth, takers, batch, seconds)}
+                peers: dict[str, Callable[[], Figures]] = {OURS: ours(server, depth, takers, batch, seconds)}
                 for other in server.peers:
                     if depth == 0 or other.is_filled:
-                        peers[other.name] = _theirs(other, server, depth, takers, batch, seconds)
+                        peers[other.name] = theirs(other, server, depth, takers, batch, seconds)
                 yield Case(
                     work=f"queues on {server.name}",
                     name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
@@ -105,20 +105,25 @@ def batch_name(batch: int) -> str:
     return "one by one" if batch == 1 else f"batches of {batch}"
 
 
-def _ours(server: Server, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
+def ours(
+    server: Server, depth: int, takers: int, batch: int, seconds: float, kind: str = ""
+) -> Callable[[], Figures]:
+    """A turn of kmqpy on a queue of this depth, or of a kind of benchmarks.peers.storage_queues."""
+    options = {"url": server.url, "depth": depth, "takers": takers, "batch": batch, "seconds": seconds}
+
     def turn() -> Figures:
         server.tidy_up()
-        with peer(
-            "storage", "speed", url=server.url, depth=depth, takers=takers, batch=batch, seconds=seconds
-        ) as child:
+        with peer("storage", "speed", **options, kind=kind) as child:
             return child.result()
 
     return turn
 
 
-def _theirs(
+def theirs(
     other: Peer, server: Server, depth: int, takers: int, batch: int, seconds: float
 ) -> Callable[[], Figures]:
+    """A turn of a peer."""
+
     def turn() -> Figures:
         server.tidy_up()
         arguments = [other.name, server.peer_url(), *map(str, (takers, batch, seconds, depth))]
@@ -188,10 +193,11 @@ def main(*, names: str, depths: str, seconds: float, turns: int, out: Path | Non
 @contextmanager
 def _started(name: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder, Databases(*{name} - {"sqlite"}) as started:
-        yield _server(name, started, Path(folder))
+        yield server_of(name, started, Path(folder))
 
 
-def _server(name: str, started: Databases, folder: Path) -> Server:
+def server_of(name: str, started: Databases, folder: Path) -> Server:
+    """A server that was started, or a file in the folder."""
     if name == "sqlite":
         return Server(
             name=name,

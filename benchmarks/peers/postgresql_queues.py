@@ -6,6 +6,11 @@ pgmq           its own SQL (its package installs it without the extension), by p
 pgqueuer       jobs that nobody runs, by the methods that its QueueManager uses
 procrastinate  the same, by the methods that its worker uses; it takes and finishes jobs one by one
 
+…-groups       each message has a group, whose messages are handed out in order: pgmq's read_grouped_head(),
+               since read_grouped() takes minutes with 10,000 groups; a `lock` of procrastinate
+…-unique       each job has an id of its own, which no other may have: procrastinate's `queueing_lock`, while
+               it waits; a `dedupe_key` of pgqueuer, until it is finished
+
 Each taker has a connection of its own; commits are as durable as ours (the server's synchronous_commit).
 Prints JSON: messages per second, put, and taken and acknowledged.
 """
@@ -21,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.queue_load import BODY, Worker, measure
+from benchmarks.queue_load import BODY, Worker, measure, next_groups, next_ids
 
 _LEASE_S = 30
 
@@ -61,6 +66,29 @@ class Pgmq:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class PgmqGroups(Pgmq):
+    @staticmethod
+    def prepare(url: str) -> None:
+        import psycopg
+
+        Pgmq.prepare(url)
+        with psycopg.connect(url) as connection:
+            connection.execute("SELECT pgmq.purge_queue('speed')")
+
+    def put(self, count: int) -> None:
+        from psycopg.types.json import Jsonb
+
+        headers = [Jsonb({"x-pgmq-group": one}) for one in next_groups(count)]
+        self._connection.execute(
+            "SELECT pgmq.send_batch('speed', %s::jsonb[], %s::jsonb[])", ([self._body] * count, headers)
+        )
+
+    def take(self, count: int) -> Sequence[Any]:
+        return self._connection.execute(
+            "SELECT * FROM pgmq.read_grouped_head('speed', %s, %s)", (_LEASE_S, count)
+        ).fetchall()
 
 
 class _Looped:
@@ -114,6 +142,14 @@ class Pgqueuer(_Looped):
     def close(self) -> None:
         self._run(self._connection.close())
         self._loop.close()
+
+
+class PgqueuerUnique(Pgqueuer):
+    def put(self, count: int) -> None:
+        bodies, keys = [BODY] * count, next_ids(count)
+        self._run(
+            self._queries.enqueue(["speed"] * count, bodies, [0] * count, dedupe_key=keys, on_conflict="skip")
+        )
 
 
 class Procrastinate(_Looped):
@@ -174,7 +210,27 @@ class Procrastinate(_Looped):
         self._loop.close()
 
 
-PEERS: dict[str, Any] = {"pgmq": Pgmq, "pgqueuer": Pgqueuer, "procrastinate": Procrastinate}
+class ProcrastinateGroups(Procrastinate):
+    def put(self, count: int) -> None:
+        jobs = [self._job.evolve(lock=one) for one in next_groups(count)]
+        self._run(self._manager.batch_defer_jobs_async(jobs))
+
+
+class ProcrastinateUnique(Procrastinate):
+    def put(self, count: int) -> None:
+        jobs = [self._job.evolve(queueing_lock=one) for one in next_ids(count)]
+        self._run(self._manager.batch_defer_jobs_async(jobs))
+
+
+PEERS: dict[str, Any] = {
+    "pgmq": Pgmq,
+    "pgmq-groups": PgmqGroups,
+    "pgqueuer": Pgqueuer,
+    "pgqueuer-unique": PgqueuerUnique,
+    "procrastinate": Procrastinate,
+    "procrastinate-groups": ProcrastinateGroups,
+    "procrastinate-unique": ProcrastinateUnique,
+}
 
 
 def main(peer: str, url: str, takers: str, batch: str, seconds: str, _depth: str = "0") -> None:

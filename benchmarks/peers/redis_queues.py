@@ -6,6 +6,7 @@ bare-redis  a stream and its group, by the same redis-py: the ceiling. EXISTS an
             that have ended, and XREADGROUP; XPENDING, XACK and XDEL in one script, because XACK alone would
             acknowledge messages that another taker has taken meanwhile; each in one round trip
 rq          jobs that do nothing, by the methods that its worker uses; it takes them one by one
+rq-unique   the same, each enqueued by itself with an id that no other may have (`unique`)
 taskiq      its broker over a stream, without the tasks; a batch is awaited at once
 
 Prints JSON: messages per second, put, and taken and acknowledged.
@@ -22,7 +23,7 @@ from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.queue_load import BODY, Worker, measure
+from benchmarks.queue_load import BODY, Worker, measure, next_ids
 
 _LEASE_MS = 30_000
 _FILLED_AT_ONCE = 50_000
@@ -109,6 +110,12 @@ class Rq:
         self._redis.close()
 
 
+class RqUnique(Rq):
+    def put(self, count: int) -> None:
+        for one in next_ids(count):
+            self._queue.enqueue("time.monotonic", result_ttl=0, job_id=one.replace(" ", "-"), unique=True)
+
+
 class Taskiq:
     def __init__(self, url: str) -> None:
         from taskiq.message import BrokerMessage
@@ -147,7 +154,12 @@ class Taskiq:
         await asyncio.gather(*(one.ack() for one in taken))
 
 
-PEERS: dict[str, Callable[[str], Worker]] = {"bare-redis": BareRedis, "rq": Rq, "taskiq": Taskiq}
+PEERS: dict[str, Callable[[str], Worker]] = {
+    "bare-redis": BareRedis,
+    "rq": Rq,
+    "rq-unique": RqUnique,
+    "taskiq": Taskiq,
+}
 
 
 def main(peer: str, url: str, takers: str, batch: str, seconds: str, depth: str = "0") -> None:

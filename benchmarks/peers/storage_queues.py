@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
-from benchmarks.queue_load import BODY, measure
+from benchmarks.queue_load import BODY, measure, next_groups, next_ids
+from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, Storage, storage_for
 
 _FILL = 5_000
@@ -35,13 +37,40 @@ class Ours:
         pass
 
 
+class Grouped(Ours):
+    """Each message has a group."""
+
+    def put(self, count: int) -> None:
+        self._queue.send_many([OutgoingMessage(BODY, group=one) for one in next_groups(count)])
+
+
+class Unique(Ours):
+    """Each message has a dedup id."""
+
+    def put(self, count: int) -> None:
+        self._queue.send_many([OutgoingMessage(BODY, dedup_id=one) for one in next_ids(count)])
+
+
+_KINDS: Mapping[str, tuple[type[Ours], Mapping[str, str]]] = {
+    "groups": (Grouped, {"order": "group"}),
+    "unique": (Unique, {"dedup_until": "acknowledged"}),
+}
+
+
 def speed(options: Mapping[str, Any]) -> dict[str, float]:
-    """Measure the queue of a depth; options: `url, depth, takers, batch, seconds`."""
+    """Measure the queue of a depth, or a new one of a kind; options: `url, depth, takers, batch, seconds`."""
+    how = {name: options[name] for name in ("takers", "batch", "seconds")}
     with storage_for(options["url"]) as storage:
-        queue = filled(storage, options["depth"])
-        return measure(
-            lambda: Ours(queue), takers=options["takers"], batch=options["batch"], seconds=options["seconds"]
-        )
+        if not options.get("kind"):
+            queue = filled(storage, options["depth"])
+            return measure(lambda: Ours(queue), **how)
+        worker, settings = _KINDS[options["kind"]]
+        storage.create(name := uuid4().hex, **settings)
+        try:
+            queue = storage.open(name)
+            return measure(lambda: worker(queue), **how)
+        finally:
+            storage.delete(name)
 
 
 def filled(storage: Storage, depth: int) -> Queue:
