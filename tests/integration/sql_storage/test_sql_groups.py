@@ -405,7 +405,7 @@ def test_a_transaction_that_removes_old_dedup_ids_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
     with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("w", dedup_window_ms=1)
+        storage.create("w")
         queue = storage.open("w")
         queue.send_many([OutgoingMessage("x", dedup_id=f"{number}") for number in range(9)])
         place.execute(f"UPDATE {place.names.tables['dedup']} SET until_ms = 1")
@@ -434,7 +434,7 @@ def test_a_take_does_not_look_again_and_again_at_what_a_transaction_holds_up(
         application = place.application.execution_options(isolation_level="READ COMMITTED")
         with ThreadPoolExecutor(1) as thread, application.connect() as connection:
             queue.ack(a0, transaction=connection)
-            looking = thread.submit(taken, queue, 9)
+            looking = thread.submit(taken, queue)
             wait([looking], timeout=10)
             connection.commit()
             assert looking.result() == []
