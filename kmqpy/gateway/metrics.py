@@ -34,7 +34,7 @@ class GatewayMetrics:
         )
         self._messages = Counter(
             "kmq_gateway_messages",
-            "Messages, or their ids, in requests and answers; queues after the first 200 are (other).",
+            "Messages, or their ids, in calls that succeeded; queues after the first 200 are (other).",
             ["dialect", "call", "queue"],
             registry=self.registry,
         )
