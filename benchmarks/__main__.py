@@ -57,8 +57,8 @@ COMMITTED = {
 }
 NOT_ON_THE_PAGE = re.compile(
     r"^workers: (Kafka|PostgreSQL), 1 handlers|^drain: .* 1 partition,|^tracker memory: state"
-    r"|^restart: .*long lease|^queues .*(8 takers, one by one|1 takers, batches)"
-    r"|: kmqpy-statements$|, (packed|executor)$"
+    r"|^restart: .*long lease|^queues .*1 takers, batches|: kmqpy-statements$|, executor$"
+    r"|^queues (?!on postgresql: depth 0,).*8 takers, one by one"
 )
 """What stands in the committed results only, so that the page is short: conditions beside those it shows, and
 figures for who changes kmqpy."""

@@ -76,7 +76,8 @@ class GatewayMetrics:
         )
         self.late = Gauge(
             "kmq_gateway_late_messages",
-            "Messages (Kafka) that came after their poll's answer, kept for the next for 3 s at most.",
+            "Messages (Kafka) that came after their poll's answer: kept for the next poll for 3 s at most, "
+            "then given back.",
             registry=self.registry,
         )
         self.storage_up = Gauge(
@@ -88,7 +89,7 @@ class GatewayMetrics:
         self.registered = Gauge(
             "kmq_gateway_registered",
             "1: it stands in ZooKeeper, for EmoDB's clients (discovery) or other gateways on Kafka "
-            "(gateways); 0: not, as while it drains.",
+            "(gateways); 0: not, as while it drains. Missing where it need not.",
             ["where"],
             registry=self.registry,
         )

@@ -81,7 +81,7 @@ class TrackerMetrics:
         )
         self.clock_leads = counter(
             "kmq_clock_leads",
-            "Times of markers ahead of the broker's clock, which were not believed.",
+            "How often times of markers, or a stored time, were ahead of the broker's clock; not believed.",
         )
         self.internal_errors = counter(
             "kmq_internal_errors", "Bugs of the tracker, after which it went on; please report the log."
@@ -102,7 +102,10 @@ class TrackerMetrics:
             "dead_letters": "Dead letters neither redriven nor purged; the partition is their topic's.",
         }
         self._count_gauges = {name: gauge(f"kmq_{name}", text, "partition") for name, text in counts.items()}
-        hanging = "Seconds for which a transaction that nobody ends has held back readers of this topic."
+        hanging = (
+            "Seconds for which a transaction that nobody ends has held back readers of this topic; "
+            "else missing."
+        )
         self._hanging = gauge("kmq_hanging_transaction_seconds", hanging, "topic", "partition")
         self.owned = gauge("kmq_owned_partitions", "Partitions owned by this tracker.")
         self.lateness = Histogram(
