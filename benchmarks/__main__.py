@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,13 @@ COMMITTED = {
     "Other storages": HERE / "results-storages.json",
     "Queues in ZooKeeper": HERE / "results-zookeeper.json",
 }
+NOT_ON_THE_PAGE = re.compile(
+    r"^workers: (Kafka|PostgreSQL), 1 handlers|^drain: .* 1 partition,|^tracker memory: state"
+    r"|^restart: .*long lease|^queues .*1 takers, batches|: kmqpy-statements$|, executor$"
+    r"|^queues (?!on postgresql: depth 0,).*8 takers, one by one"
+)
+"""What stands in the committed results only, so that the page is short: conditions beside those it shows, and
+figures for who changes kmqpy."""
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
 IN_README = {
@@ -188,7 +196,11 @@ def table() -> None:
     """Put the figures of the committed results into README.md, and into docs/ with a chart."""
     found = report.newest({title: json.loads(file.read_text()) for title, file in COMMITTED.items()})
     report.put_between_markers(README, report.summary(next(iter(found.values())), IN_README, COLUMNS))
-    texts = [f"## {title}\n\n{report.markdown(data)}" for title, data in found.items()]
+    shown = [report.without(data, NOT_ON_THE_PAGE) for data in found.values()]
+    texts = [
+        f"## {title}\n\n{report.markdown(data, above)}"
+        for title, data, above in zip(found, shown, [None, *shown], strict=False)
+    ]
     report.put_between_markers(DOCS / "benchmarks.md", "\n\n".join(texts))
     rows = [row for data in found.values() for row in from_json(data)[1]]
     report.plot(report.of_case(rows, *AS_BARS), DOCS / "benchmarks.svg")

@@ -1,5 +1,6 @@
 """Makes tables and a plot of the figures that were measured."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -35,10 +36,13 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines).lstrip("\n")
 
 
-def markdown(data: Mapping[str, Any]) -> str:
-    """A results.json as tables in Markdown, one for cases of one work with the same metrics and peers."""
+def markdown(data: Mapping[str, Any], above: Mapping[str, Any] | None = None) -> str:
+    """A results.json as tables in Markdown, one for cases of one work with the same metrics and peers.
+
+    What all cases of a table share stands in its head. `above` is the results.json of the text above.
+    """
     meta, rows = from_json(data)
-    lines = [conditions(meta, rows)]
+    lines = [conditions(meta, rows, above["meta"] if above else None)]
     units: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         units.setdefault((row.work, row.case), {})[row.unit] = None
@@ -48,13 +52,17 @@ def markdown(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def conditions(meta: Mapping[str, Any], rows: Sequence[Row], above: Mapping[str, Any] | None = None) -> str:
     """A sentence that says when, on what machine and with what versions the figures were measured."""
+    turns = "One turn." if _turns(rows) == 1 else f"Medians of up to {_turns(rows)} turns."
+    is_same = above and _machine(above) == _machine(meta)
+    return f"{meta['when']}, {'as above' if is_same else _machine(meta)}. {turns}"
+
+
+def _machine(meta: Mapping[str, Any]) -> str:
     return (
-        f"{meta['when']}, {meta['cores']} cores for all, "
-        f"{meta['system']}, Python {meta['python']}, "
-        f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
-        + ("One turn." if _turns(rows) == 1 else f"Medians of up to {_turns(rows)} turns.")
+        f"{meta['cores']} cores for all, {meta['system']}, Python {meta['python']}, "
+        f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}"
     )
 
 
@@ -104,6 +112,14 @@ def newest(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
     }
 
 
+def without(data: Mapping[str, Any], left_out: re.Pattern[str]) -> dict[str, Any]:
+    """The same results without the rows in whose "work: case: peer" the pattern is found."""
+    rows = [
+        row for row in data["rows"] if not left_out.search(f"{row['work']}: {row['case']}: {row['peer']}")
+    ]
+    return {**data, "rows": rows}
+
+
 def of_case(rows: Sequence[Row], work: str, case: str) -> list[Row]:
     """The rows of one case."""
     return [row for row in rows if (row.work, row.case) == (work, case)]
@@ -126,12 +142,16 @@ def _markdown_table(rows: Sequence[Row]) -> list[str]:
     """One work: a line for each case, a column for each peer; in a cell the median of each metric."""
     peers = dict.fromkeys(row.peer for row in rows)
     units = dict.fromkeys(row.unit for row in rows)
-    lines = [f"| {rows[0].work}: {', below it '.join(units)} | {' | '.join(peers)} |"]
+    cases = [case.split(", ") for case in dict.fromkeys(row.case for row in rows)]
+    shared = [part for part in cases[0] if len(cases) > 1 and all(part in case for case in cases)]
+    what = ", ".join([rows[0].work, *shared])
+    lines = [f"| {what}: {', below it '.join(units)} | {' | '.join(peers)} |"]
     lines.append("|---|" + "---:|" * len(peers))
     for case, group in groupby(rows, key=lambda row: row.case):
         block = list(group)
         cells = ["<br>".join(_measured(row) for row in block if row.peer == peer) or "-" for peer in peers]
-        lines.append(f"| {case} | {' | '.join(cells)} |")
+        own = ", ".join(part for part in case.split(", ") if part not in shared)
+        lines.append(f"| {own} | {' | '.join(cells)} |")
     return lines
 
 

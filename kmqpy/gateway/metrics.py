@@ -27,15 +27,14 @@ class GatewayMetrics:
         )
         self._seconds = Histogram(
             "kmq_gateway_request_seconds",
-            "Seconds from the head of a request until its answer was written, so slow clients show, too.",
+            "Seconds from the head of a request until its answer was written, to slow clients, too.",
             ["dialect", "call"],
             buckets=_BUCKETS_S,
             registry=self.registry,
         )
         self._messages = Counter(
             "kmq_gateway_messages",
-            "Messages, or ids of messages, in requests and answers that succeeded; queues after "
-            "the first 200 share a label, (other).",
+            "Messages, or their ids, in calls that succeeded; queues after the first 200 are (other).",
             ["dialect", "call", "queue"],
             registry=self.registry,
         )
@@ -53,8 +52,7 @@ class GatewayMetrics:
         )
         self.asked = self._counter(
             "kmq_gateway_asked",
-            "Requests to other gateways on Kafka, when this one had no messages: they had messages, "
-            "nothing, or did not answer (silent).",
+            "Requests to other gateways on Kafka: they had messages, nothing, or were silent.",
             "outcome",
             ("messages", "nothing", "silent"),
         )
@@ -78,21 +76,20 @@ class GatewayMetrics:
         )
         self.late = Gauge(
             "kmq_gateway_late_messages",
-            "Messages (Kafka) that came after the answer to their poll, kept for the next one for "
-            "3 s at most; then they are given back.",
+            "Messages (Kafka) that came after their poll's answer: kept for the next poll for 3 s at most, "
+            "then given back.",
             registry=self.registry,
         )
         self.storage_up = Gauge(
             "kmq_gateway_storage_up",
-            "1: the storage answers; 0: not, or not in time, the requests of clients and what the "
-            "gateway itself looks for every 2 s (on Kafka only those of clients).",
+            "1: the storage answers clients, and a check every 2 s, in time (on Kafka clients only).",
             ["storage"],
             registry=self.registry,
         )
         self.registered = Gauge(
             "kmq_gateway_registered",
-            "1: the gateway stands in ZooKeeper, for EmoDB's clients (discovery) or for other "
-            "gateways on Kafka (gateways); 0: not, as while it drains. Missing where it need not.",
+            "1: it stands in ZooKeeper, for EmoDB's clients (discovery) or other gateways on Kafka "
+            "(gateways); 0: not, as while it drains. Missing where it need not.",
             ["where"],
             registry=self.registry,
         )
@@ -101,8 +98,7 @@ class GatewayMetrics:
         )
         self.tracker_running = Gauge(
             "kmq_gateway_tracker_running",
-            "1: the tracker that the gateway has started runs; its own metrics are not served "
-            "(run trackers by themselves for these).",
+            "1: the tracker that the gateway has started runs; its own metrics are not served.",
             ["storage"],
             registry=self.registry,
         )

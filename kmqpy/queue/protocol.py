@@ -394,6 +394,8 @@ class Queue(Protocol):
     def peek(self, limit: int = 10) -> Sequence[Message]:
         """The oldest messages that can be taken, without taking them; they can't be acknowledged.
 
+        In queues with groups or shares, those behind another one of their group may be left out.
+
         Args:
             limit: The most to return.
         """

@@ -31,7 +31,7 @@ _COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help 
     ),
     "late-dead-letter": (
         "client_late_dead_lettered",
-        "Copies dead-lettered and handed out to nobody, because an earlier consumer has asked for that.",
+        "Copies dead-lettered and handed out to nobody: an earlier consumer has asked for that.",
     ),
     "late-postpone": (
         "client_late_postponed",
@@ -43,7 +43,7 @@ _COUNTER_OF_OP = {  # op of Telemetry.finished(): name of its counter, and help 
     ),
     "hold-back": (
         "worker_held_back",
-        "Messages whose handler started later because of the worker's rate; if all do, the queue grows.",
+        "Messages that waited for the worker's rate; if all do, the queue grows.",
     ),
 }
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
@@ -83,8 +83,7 @@ class PrometheusTelemetry(Telemetry):
         self._failures = counter("kmq_client_failures", failures, ["queue", "what"])
         self._in_flight = gauge(
             "kmq_client_in_flight",
-            "Messages in flight of the client that reported last; of several clients of one queue "
-            "in a process it tells of one.",
+            "Messages in flight of the client of the queue that reported last, in this process.",
         )
         self._paused = gauge(
             "kmq_worker_paused",
@@ -172,8 +171,7 @@ class QueueGauges(Collector):
             ),
             GaugeMetricFamily(
                 "kmq_queue_held_groups",
-                "Groups that stand still until a dead letter is redriven in place or purged "
-                "(on_dead_letter=hold; QueueGauges).",
+                "Groups that a dead letter holds (on_dead_letter=hold; QueueGauges).",
                 labels=["queue"],
             ),
         ]

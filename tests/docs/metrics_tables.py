@@ -36,20 +36,20 @@ def with_tables(page: str) -> str:
 
 
 def _table(registry: CollectorRegistry) -> str:
-    lines = ["| metric | type | labels | counts or shows |", "|---|---|---|---|"]
-    for name, kind, labels, text in _metrics_of(registry):
+    lines = ["| metric, with its labels | counts or shows |", "|---|---|"]
+    for name, labels, text in _metrics_of(registry):
         shown = text.replace("|", "\\|")
-        lines.append(f"| `{name}` | {kind} | {', '.join(labels)} | {shown} |")
+        lines.append(f"| `{name}{{{','.join(labels)}}}` | {shown} |".replace("{}", ""))
     return "\n".join([*lines, ""])
 
 
-def _metrics_of(registry: CollectorRegistry) -> Iterator[tuple[str, str, list[str], str]]:
-    """Name in a query, type, labels and help text of each metric."""
+def _metrics_of(registry: CollectorRegistry) -> Iterator[tuple[str, list[str], str]]:
+    """Name in a query, labels and meaning of each metric."""
     for collector in registry._collector_to_names:
         for family in collector.describe():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = (collector if hasattr(collector, "_labelnames") else family)._labelnames
-            yield name, family.type, list(labels), family.documentation
+            yield name, list(labels), family.documentation + " Histogram." * (family.type == "histogram")
 
 
 if __name__ == "__main__":

@@ -49,11 +49,12 @@ def test_the_tables_show_each_metric_and_what_it_means(section, who) -> None:
     scraped = generate_latest(REGISTRIES[who]).decode()
     texts = dict(re.findall(r"^# HELP (\w+?)(?<!_created) (.*)$", scraped, re.MULTILINE))
     kinds = dict(re.findall(r"^# TYPE (\w+?)(?<!_created) (.*)$", scraped, re.MULTILINE))
-    told = table(section, "metric")
-    assert {name: [row[0], row[2]] for name, row in told.items()} == {
-        name: [kinds[name], texts[name]] for name in texts
+    told = table(section, "metric, with its labels")
+    assert {name.partition("{")[0]: row for name, row in told.items()} == {
+        name: [text + " Histogram." * (kinds[name] == "histogram")] for name, text in texts.items()
     }
     for name, text in texts.items():
+        assert (kinds[name] == "counter") == name.endswith("_total"), name
         assert text.endswith("."), name
         assert text.startswith("Seconds ") == name.endswith("_seconds"), name
 
@@ -62,7 +63,7 @@ def test_labels_of_gateways() -> None:
     metrics = GatewayMetrics()
     assert list(table("Gateways", "why")) == [labels[0] for labels in metrics.refused._metrics]
     for name, counter in (("asked", metrics.asked), ("moves", metrics.moves)):
-        meaning = table("Gateways", "metric")[f"kmq_gateway_{name}_total"][2]
+        meaning = table("Gateways", "metric, with its labels")[f"kmq_gateway_{name}_total{{outcome}}"][0]
         assert all(re.search(rf"\b{labels[0]}\b", meaning) for labels in counter._metrics), name
 
 

@@ -7,7 +7,7 @@ that was committed, a marker at its offset), so the end of a run shows what was 
 
 Three things differ, where the model is stricter or smaller than kmqpy (see spec/README.md):
 
-- kmqpy's trackers do not look for acknowledgements of ancestors (R34), so `ack_holds` counts those of the
+- kmqpy's trackers do not look for acknowledgements of ancestors, so `ack_holds` counts those of the
   message itself, and only since it was taken last: who takes a message again (R30) begins anew. A transaction
   that a late request has ended may not have looked for them yet.
 - A tracker that can't read the markers in time makes a dead letter whatever was acknowledged, and says so.

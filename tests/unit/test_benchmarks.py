@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +153,24 @@ def test_cases_with_few_peers_in_common_have_tables_of_their_own():
     assert text.count("| workers: p50, below it p99 | ") == 2
     assert "| b | 3.00<br>9.00 | - | 3.00<br>9.00 |" in text
     assert "| kmqpy | huey |" in text
+
+
+def test_a_page_leaves_rows_out_and_says_once_what_is_the_same():
+    rows = [
+        Row(work="drain", case=case, metric="m", unit="u", peer=peer, values=[value])
+        for case, value in (("small, 4 partitions", 1.0), ("large, 4 partitions", 2.0), ("huge, idle", 3.0))
+        for peer in ("kmqpy", "own statements")
+    ]
+    shown = report.without(to_json(META, rows), re.compile("^drain: huge|: own statements$"))
+    assert report.markdown(shown, shown).splitlines() == [
+        "2026-01-02, as above. One turn.",
+        "",
+        "| drain, 4 partitions: u | kmqpy |",
+        "|---|---:|",
+        "| small | 1.00 |",
+        "| large | 2.00 |",
+    ]
+    assert "as above" not in report.markdown(shown, {"meta": {**META, "python": "4"}})
 
 
 def test_the_summary_has_a_line_for_each_peer_and_says_what_is_missing():

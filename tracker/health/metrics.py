@@ -49,26 +49,22 @@ class TrackerMetrics:
         )
         self.taken_late = counter(
             "kmq_taken_late",
-            "Messages taken when they were finished already, by a consumer that stood still for "
-            "longer than its session; they were not redelivered.",
+            "Messages taken when they were finished already, by a paused consumer; not redelivered.",
         )
         self.dead_letters_spared = counter(
             "kmq_dead_letters_spared",
-            "Redelivered messages that became no dead letters: an earlier consumer had "
-            "acknowledged them (late_acks).",
+            "Redelivered messages that became no dead letters: acknowledged late (late_acks).",
         )
         self.torn_transactions = counter(
             "kmq_torn_transactions",
-            "Transactions that a late request had ended before they were complete; the tracker "
-            "has mended them.",
+            "Transactions that a late request had ended too early; the tracker has mended them.",
         )
         self.lost_to_retention = counter(
             "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished."
         )
         self.log_cuts = counter(
             "kmq_log_cuts",
-            "Cuts of the logs of the queue's partitions and of their markers; who takes a "
-            "partition over may count one again.",
+            "Cuts of the queue's logs and those of markers; a takeover may count one again.",
         )
         self.lost_to_log_cuts = counter(
             "kmq_lost_to_log_cuts", "Messages in flight when the log was cut back behind them: they are lost."
@@ -85,26 +81,22 @@ class TrackerMetrics:
         )
         self.clock_leads = counter(
             "kmq_clock_leads",
-            "How often times of markers, or a stored time, were ahead of the broker's clock; they "
-            "were not believed.",
+            "How often times of markers, or a stored time, were ahead of the broker's clock; not believed.",
         )
         self.internal_errors = counter(
             "kmq_internal_errors", "Bugs of the tracker, after which it went on; please report the log."
         )
         self.ticks = counter(
             "kmq_ticks",
-            "Ticks (markers of no message) written to learn the broker's time; none while a queue is idle.",
+            "Markers of no message, written to learn the broker's time; none in idle queues.",
         )
         self.takeovers = counter("kmq_takeovers", "Partitions taken over.")
         self.in_flight = gauge("kmq_in_flight", "Messages taken and not finished.", "partition")
-        oldest = (
-            "Seconds since the oldest message in flight was taken; a successor must read markers "
-            "from there on."
-        )
+        oldest = "Seconds since the oldest message in flight was taken; successors read markers from there."
         self.oldest = gauge("kmq_oldest_in_flight_seconds", oldest, "partition")
         counts = {
-            "depth": "Messages waiting; those sent with a delay count from the start. Above 100 in a "
-            "partition an upper bound; where only JVM clients take, everything in the topic.",
+            "depth": "Messages waiting, delayed ones too. Above 100 in a partition an upper bound; "
+            "where only JVM clients take, everything in the topic.",
             "overdue": "Messages in flight or delayed that are past their time; for long: redelivery fails.",
             "oldest_waiting_seconds": "Seconds that the oldest message has waited; 0: none waits.",
             "dead_letters": "Dead letters neither redriven nor purged; the partition is their topic's.",
@@ -112,7 +104,7 @@ class TrackerMetrics:
         self._count_gauges = {name: gauge(f"kmq_{name}", text, "partition") for name, text in counts.items()}
         hanging = (
             "Seconds for which a transaction that nobody ends has held back readers of this topic; "
-            "only while one does."
+            "else missing."
         )
         self._hanging = gauge("kmq_hanging_transaction_seconds", hanging, "topic", "partition")
         self.owned = gauge("kmq_owned_partitions", "Partitions owned by this tracker.")

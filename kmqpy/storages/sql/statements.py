@@ -1,7 +1,8 @@
 """All SQL statements of all dialects, by name. Pure: no I/O.
 
 `:name` is a parameter of a statement; statements() fills in `{…}`. Texts that dialects share stand here once.
-docs/storages.md (section SQL) describes the tables. Three of their columns:
+docs/storages.md (section SQL) describes the tables; beside these are `dedup`, the digests of dedup ids,
+`numbers`, and `meta`, the version of the schema. Some columns:
 
 state     0 ready, 1 delayed, 2 taken, 3 dead, 4 behind another one of its group (group_statements.py)
 place     among the rows of one priority, the smallest is taken first
