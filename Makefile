@@ -8,8 +8,8 @@ DOCS_READY := $(VENV)-docs/.ready
 RELEASE_READY := $(VENV)-release/.ready
 COMPILED := $(VENV)/.compiled
 ARGS ?=
-# Tests wait twice as long as they compute, so more of them than cores run at a time. (Seven took longer than five on
-# two cores, with breadth, which computes more.)
+# More than cores, since tests wait; six leave two cores idle for 8 % of the time. With breadth, which computes more,
+# seven took longer than five.
 WORKERS ?= $(if $(KMQ_TEST_ALL),5,6)
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -174,10 +174,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
     """What a command in this process does to the logs of all ends with its test."""
-    root = logging.getLogger()
+    root, access = logging.getLogger(), logging.getLogger("kmqpy.gateway.access")
     level, handlers = root.level, list(root.handlers)
     yield
     root.setLevel(level)
+    access.setLevel(logging.NOTSET)
     logging.disable(logging.NOTSET)
     for handler in list(root.handlers):
         if type(handler) is logging.StreamHandler and handler not in handlers:
