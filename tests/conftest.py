@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -51,8 +52,11 @@ class Addresses:
     zookeeper: str
 
 
+_ALL = "KMQ_TEST_ALL" in os.environ
+"""Whether tests with the mark `breadth` run, too."""
+
 # Nothing is timed: how long an example takes says more of what else runs on the machine.
-settings.register_profile("untimed", deadline=None, max_examples=100 if "KMQ_TEST_ALL" in os.environ else 40)
+settings.register_profile("untimed", deadline=None, max_examples=100 if _ALL else 20)
 settings.load_profile("untimed")
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
@@ -61,8 +65,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 _CHOICE = "KMQ_TEST_CLUSTER"
 _SPARK = "tests/spark/test_"
 """Files that share Spark sessions; those beside them in processes/ start sessions of their own."""
-_SESSIONS = (f"{_SPARK}[a-p]*", f"{_SPARK}[q-z]*")
-"""The files that share one: two halves of about the same length, for two workers."""
+_SESSIONS = (f"{_SPARK}[a-p]*", f"{_SPARK}[q-z]*") if _ALL else (f"{_SPARK}*",)
+"""The files that share one; with breadth, two halves of about the same length, for two workers."""
 _LONG = (
     _SPARK,
     "tests/docs/",
@@ -103,9 +107,16 @@ def pytest_collection() -> Generator[None, object, object]:
     return result
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Files in which all is breadth are not even imported, unless they are named."""
+    if _ALL or collection_path.suffix != ".py":
+        return None
+    return bool(re.search(r"^pytestmark = .*\bbreadth\b", collection_path.read_text(), re.MULTILINE)) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes comes first, so that no worker begins it when the others are done."""
-    if "KMQ_TEST_ALL" not in os.environ:
+    if not _ALL:
         breadth = dict.fromkeys(item for item in items if item.get_closest_marker("breadth") is not None)
         config.hook.pytest_deselected(items=list(breadth))
         items[:] = [item for item in items if item not in breadth]

@@ -387,6 +387,7 @@ def test_the_checker_catches(cluster, zookeeper, tmp_path, name):
     pytest.fail(f"not caught: {caught}")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

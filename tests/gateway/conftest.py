@@ -10,11 +10,8 @@ from gateway_support import DEDUP, Calls, Served, running
 from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import storage_for
 
-ALL = (
-    "memory",
-    "kafka",
-    *(pytest.param(one, marks=pytest.mark.breadth) for one in ("postgresql", "sqlite", "mariadb", "redis")),
-)
+OTHERS = ("kafka", "postgresql", "sqlite", "mariadb", "redis")
+ALL = ("memory", *(pytest.param(one, marks=pytest.mark.breadth) for one in OTHERS))
 
 
 @pytest.fixture(scope="module", params=ALL)

@@ -218,6 +218,7 @@ def test_keys_keep_web_pages_out_so_that_any_name_may_be_used() -> None:
         assert served.ask("GET", "/queue/1/a/size", headers=headers).status == 200
 
 
+@pytest.mark.breadth
 def test_a_key_that_is_rotated_under_load_is_refused_to_nobody_who_has_a_valid_secret() -> None:
     storage = memory_storage()
     keys = StorageKeys(storage)

@@ -20,6 +20,7 @@ from kmqpy.queue import storage_for
 from kmqpy.zookeeper.session import connect
 
 pytestmark = pytest.mark.interop
+SERVERS = ("postgresql", "sqlite", "mariadb", "redis")
 JVM = Path(__file__).with_name("emodb_jvm.py")
 PATIENT_S = 20
 """The client's own time-outs are 500 ms, which a busy machine may need for anything."""
@@ -106,6 +107,12 @@ def becomes(value, wanted):
     "gzip", [False, pytest.param(True, marks=pytest.mark.breadth)], ids=["plain", "gzip"]
 )
 @pytest.mark.parametrize("service", ["queue", "dedupq"])
+@pytest.mark.parametrize(
+    "served",
+    ["memory", "kafka", *(pytest.param(one, marks=pytest.mark.breadth) for one in SERVERS)],
+    indirect=True,
+    scope="module",
+)
 def test_every_method(served, jvm, name, service, gzip):
     if service == "dedupq" and not served.storage.capabilities.collapse:
         pytest.skip("the storage says that it can't: collapse")

@@ -134,7 +134,7 @@ def in_tasks(queue: Queue, handle: Callable[[Message], None]) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize("working", [in_threads, in_tasks])
+@pytest.mark.parametrize("working", [in_threads, pytest.param(in_tasks, marks=pytest.mark.breadth)])
 def test_a_worker_goes_on_when_its_gateway_was_killed(child: Child, working: Any) -> None:
     count = 2_000
     done: list[bytes] = []

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.interop
 JVM = Path(__file__).with_name("sqs_jvm.py")
 
 
-@pytest.mark.parametrize("sdk", [1, 2])
+@pytest.mark.parametrize("sdk", [pytest.param(1, marks=pytest.mark.breadth), 2])
 def test_a_program_in_java_does_all(sdk):
     with running(fresh_memory()) as served:
         endpoint = f"http://localhost:{served.gateway.port}"

@@ -195,7 +195,7 @@ def test_a_rolling_restart_makes_no_duplicates(make_queue):
     assert value(tracker, queue.name, "redelivered") == 0
 
 
-@pytest.mark.parametrize("retry_lane", [False, True])
+@pytest.mark.parametrize("retry_lane", [pytest.param(False, marks=pytest.mark.breadth), True])
 def test_static_members_restart_without_moving_partitions(make_queue, retry_lane):
     queue = make_queue(2, retry_lane=retry_lane)
     with queue.client(instance_id="a") as one, queue.client(instance_id="b") as two:
@@ -354,7 +354,9 @@ def test_a_flush_that_fails_says_so_and_nothing_is_given_up(make_queue):
     assert queue.ended() == {message.offset}
 
 
-@pytest.mark.parametrize("moment", ["among the starts", "after the starts"])
+@pytest.mark.parametrize(
+    "moment", ["among the starts", pytest.param("after the starts", marks=pytest.mark.breadth)]
+)
 def test_what_an_interrupted_receive_took_is_given_back_at_close(either_queue, monkeypatch, moment):
     """Ctrl-C: nobody calls receive() again."""
     queue = either_queue
@@ -394,6 +396,7 @@ def test_what_librdkafka_reads_again_is_not_handed_out_again(queue):
     nothing_comes(client, 0.5)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("moment", ["before the starts", "after the starts", "in the middle of a poll"])
 def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
     """A handler of signals may raise anywhere, and so does an error that comes behind good records."""

@@ -20,6 +20,8 @@ from kmqpy.message import Message
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import cut_logs
 
+pytestmark = pytest.mark.breadth
+
 COUNT = 20
 CUT_AT = 12
 FORMATS = ("range", "jvm")

@@ -74,6 +74,7 @@ def damage_found(queue: LiveQueue, *, reads_logs: bool = False) -> list[Finding]
     return [one for one in found if one.kind is Kind.DAMAGED_LOG]
 
 
+@pytest.mark.breadth
 def test_the_doctor_survives_what_ends_each_process_that_reads_it_and_reads_ahead_when_told(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.breadth
 def test_it_starts_answers_survives_a_kill_and_leaves_nothing() -> None:
     with Cluster() as cluster:
         broker, zookeeper, folder = cluster.broker(1), cluster.zookeeper_server(1), cluster.folder
@@ -119,6 +120,7 @@ def test_everything_is_gone_soon_after_its_owner_was_killed(halted: bool) -> Non
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.breadth
 def test_keep_keeps_data_and_ports(tmp_path: Path) -> None:
     with Cluster(keep=tmp_path) as first:
         addresses = first.bootstrap, first.zookeeper

@@ -39,6 +39,7 @@ def test_example(cluster, zookeeper, queue_name, example: Path) -> None:
         assert admin.list_queues() == [], "it left its queue behind"
 
 
+@pytest.mark.breadth
 def test_without_servers_each_says_so_in_one_line() -> None:
     """All at a time: each waits for the servers for some seconds."""
     environment = {**os.environ, "KMQ_BOOTSTRAP": "127.0.0.1:1", "KMQ_ZOOKEEPER": "127.0.0.1:1"}

@@ -58,6 +58,7 @@ def test_a_producer(queue):
     assert queue.copies() == {"before": 1, "after": 1}
 
 
+@pytest.mark.breadth
 def test_a_queue_a_worker_and_asyncio(queue):
     found = run("queue", queue)
     assert_refused(found["children"][0], returning=("stop", "idle stop", "asyncio close", "close"))
@@ -65,6 +66,7 @@ def test_a_queue_a_worker_and_asyncio(queue):
     assert queue.ended() == {0, 1}
 
 
+@pytest.mark.breadth
 def test_administration(queue):
     found = run("admin", queue)
     assert_refused(found["children"][0], returning=("letters close", "close"))

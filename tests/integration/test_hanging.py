@@ -40,6 +40,8 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
+pytestmark = pytest.mark.breadth
+
 JARS = Path(__file__).with_name("jars.json")
 STATES = "__transaction_state"
 

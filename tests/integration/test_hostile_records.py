@@ -63,6 +63,7 @@ def test_markers_with_a_foreign_header_name_are_skipped_by_everybody(queue):
     assert sorted(message.body for message in collect(queue.client(), 2)) == [b"a", b"b"]
 
 
+@pytest.mark.breadth
 def test_a_message_with_a_foreign_header_name_is_taken_and_redelivered_like_others(queue):
     foreign_headers.write(queue.connection.bootstrap, queue.name, b"foreign", FOREIGN)
     queue.send(*[f"m{i}" for i in range(20)])
@@ -80,6 +81,7 @@ def test_a_message_with_a_foreign_header_name_is_taken_and_redelivered_like_othe
     assert copies[b"foreign"].headers[:2] == (("good", b"1"), ("last", b"3"))
 
 
+@pytest.mark.breadth
 def test_a_dead_letter_with_a_foreign_header_name_is_listed_and_redriven(queue):
     foreign_headers.write(queue.connection.bootstrap, queue.settings.dead_letter_topic, b"dead", FOREIGN)
     with KafkaDeadLetters(queue.settings, queue.connection) as letters:
@@ -115,6 +117,7 @@ def test_takes_of_messages_that_do_not_exist_hide_none_and_cost_nothing(queue):
     assert len(tracker._partitions[queue.name, 0].state) == 0
 
 
+@pytest.mark.breadth
 def test_a_lie_between_true_takes_changes_none_of_them(queue):
     """Half of what it names exists, with leases of its own."""
     tracker = queue.tracker()
@@ -164,6 +167,7 @@ def test_leases_and_delays_count_at_most_as_the_queue_allows(make_queue):
 # --- time that lies -----------------------------------------------------------------------------------
 
 
+@pytest.mark.breadth
 def test_a_marker_of_a_clock_far_ahead_holds_up_nothing(make_queue):
     queue = make_queue()
     queue.configure(queue.settings.markers_topic, {"message.timestamp.type": "CreateTime"})
@@ -189,6 +193,7 @@ def appended_as(queue, timestamp_ms):
     return found[at] == timestamp_ms
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "ahead_ms",
     [120_000, *(pytest.param(one, marks=pytest.mark.breadth) for one in (10 * 365 * 86_400_000, 2**62))],
@@ -205,12 +210,14 @@ def test_a_stored_time_far_ahead_holds_up_nothing(queue, ahead_ms):
     assert value(tracker, queue.name, "clock_leads") == 1
 
 
+@pytest.mark.breadth
 def test_a_stored_time_far_ahead_is_told_by_the_doctor(queue):
     store(queue, StoredOffset(0, queue.found.markers.topic_id, 2**62).to_json())
     with Admin(queue.connection, queue.zookeeper) as admin:
         assert any("the time stored in ZooKeeper is" in finding.what for finding in admin.doctor(queue.name))
 
 
+@pytest.mark.breadth
 def test_what_was_stored_with_a_time_ahead_keeps_what_remains_of_its_lease(queue):
     """As after the broker's clock went back: the stored time and the leases are ahead alike."""
     queue.send("a", "b")
@@ -265,6 +272,7 @@ def test_r25_commits_that_name_what_their_logs_never_had_lose_nothing(make_queue
     assert set(bodies(collect(client, len(expected)))) == expected
 
 
+@pytest.mark.breadth
 def test_r25_a_stored_offset_that_names_what_its_log_never_had_loses_nothing(queue, monkeypatch):
     monkeypatch.setattr(takeover, "_BELIEVED_TIMES", 1)
     queue.send("a", "b")

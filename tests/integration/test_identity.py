@@ -74,7 +74,7 @@ class Acker:
         self._thread.join()
 
 
-@pytest.mark.parametrize("pause", [False, True])
+@pytest.mark.parametrize("pause", [False, pytest.param(True, marks=pytest.mark.breadth)])
 @pytest.mark.parametrize(("clients", "partitions"), [(2, 3), pytest.param(1, 1, marks=pytest.mark.breadth)])
 def test_r24_clients_that_live_through_a_queue_made_anew_take_all_its_messages(
     make_queue, clients, partitions, pause
@@ -124,6 +124,7 @@ def test_r24_commits_count_for_the_topic_that_they_name(queue, of, left):
     assert bodies(collect(queue.client(), left)) == sent[-left:]
 
 
+@pytest.mark.breadth
 def test_r24_receipts_are_of_the_topic_also_to_a_client_that_only_acknowledges(queue):
     finisher = queue.client()
     queue.send("old")
@@ -216,6 +217,7 @@ def test_r24_a_closed_client_does_not_change_to_a_new_topic(queue):
     assert closed._topics.writer is before
 
 
+@pytest.mark.breadth
 def test_r24_messages_are_of_their_queue_and_storage_like_receipts(make_queue, queue_name):
     queue, other = make_queue(), make_queue(name=f"{queue_name}-other")
     queue.send("mine")
@@ -255,7 +257,7 @@ def test_r24_a_markers_topic_made_anew_alone_costs_no_message(queue):
     assert stats.queue_stats(queue.connection, queue.settings).depth == 0
 
 
-@pytest.mark.parametrize("probe_every_s", [0.2, 3_600])
+@pytest.mark.parametrize("probe_every_s", [0.2, pytest.param(3_600, marks=pytest.mark.breadth)])
 def test_r24_a_tracker_redelivers_no_message_of_a_new_topic_for_one_of_the_old(
     queue, monkeypatch, probe_every_s
 ):
@@ -329,6 +331,7 @@ def test_r19_partitions_added_with_kafkas_own_tools_are_served(make_queue):
     until(lambda: tracker.problems() == [], what=tracker.problems)
 
 
+@pytest.mark.breadth
 def test_r19_partitions_that_a_tracker_can_not_add_are_named(make_queue, monkeypatch):
     queue = make_queue(1)
     tracker = queue.tracker()
@@ -375,7 +378,9 @@ def refuses(client, command):
     return False
 
 
-@pytest.mark.parametrize("tracked", [True, False], ids=["tracker-alive", "tracker-down"])
+@pytest.mark.parametrize(
+    "tracked", [True, pytest.param(False, marks=pytest.mark.breadth)], ids=["tracker-alive", "tracker-down"]
+)
 def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     make_queue, queue_name, monkeypatch, tracked
 ):
@@ -442,6 +447,7 @@ def admin_of(request):
     return made
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("forged", [False, True])
 def test_r24_what_clients_took_that_could_not_know_comes_again_when_the_markers_are_made_anew(
     make_queue, admin_of, forged
@@ -472,6 +478,7 @@ def test_r24_what_clients_took_that_could_not_know_comes_again_when_the_markers_
     until(lambda: taken.update(bodies(collect(client, 1, ack=True))) or taken >= set(sent), what=taken)
 
 
+@pytest.mark.breadth
 def test_r24_with_a_queue_topic_that_is_missing_its_markers_are_made_anew(make_queue, admin_of, monkeypatch):
     """As they should be, also where a broker makes them by itself as soon as they are gone."""
     queue = make_queue(2)
@@ -494,6 +501,7 @@ def test_r24_with_a_queue_topic_that_is_missing_its_markers_are_made_anew(make_q
         assert after[1].config["message.timestamp.type"] == "LogAppendTime"
 
 
+@pytest.mark.breadth
 def test_r24_dead_letters_whose_topic_was_made_anew_are_listed_again_when_it_is_mended(queue, admin_of):
     admin = admin_of(queue)
     dead = queue.settings.dead_letter_topic
@@ -512,6 +520,7 @@ def test_r24_dead_letters_whose_topic_was_made_anew_are_listed_again_when_it_is_
     assert kind not in {one.kind for one in admin.doctor(queue.name)}
 
 
+@pytest.mark.breadth
 def test_r24_a_queue_that_is_deleted_and_made_anew_is_refused_by_nobody(make_queue, admin_of):
     queue = make_queue(1, kafka={"topic.metadata.refresh.interval.ms": 300})
     admin = admin_of(queue)
@@ -527,6 +536,7 @@ def test_r24_a_queue_that_is_deleted_and_made_anew_is_refused_by_nobody(make_que
             queue.client().close()
 
 
+@pytest.mark.breadth
 def test_r24_markers_of_unknown_topics_are_left_alone(make_queue, queue_name):
     queue = make_queue(1, register=False)
     with Admin(queue.connection, queue.zookeeper) as admin:
@@ -551,6 +561,7 @@ def tell(queue, ids):
     settings_mirror._cache.clear()
 
 
+@pytest.mark.breadth
 def test_r24_records_with_ids_that_are_none_tell_nothing_of_topics(queue, admin_of):
     """Those without any are of older versions."""
     admin_of(queue)
@@ -562,6 +573,7 @@ def test_r24_records_with_ids_that_are_none_tell_nothing_of_topics(queue, admin_
     until(lambda: knows_topics(queue))
 
 
+@pytest.mark.breadth
 def test_r24_a_forged_record_does_not_have_a_healthy_queues_markers_made_anew(queue, admin_of):
     """Stored offsets know which topics belong together."""
     admin = admin_of(queue)

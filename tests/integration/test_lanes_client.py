@@ -135,6 +135,7 @@ def test_receipts_lead_to_the_lanes_in_another_process_too(laned):
         assert len(laned.records(lane.markers_topic)) >= 2, lane.name
 
 
+@pytest.mark.breadth
 def test_r48_lanes_of_a_partition_have_one_client_and_a_killed_one_loses_nothing(make_queue):
     queue = make_queue(2, retry_lane=True, lease_ms=30_000)
     queue.tracker()
@@ -246,7 +247,7 @@ def test_a_lane_that_is_removed_is_noticed_without_an_error(make_queue, monkeypa
     assert sorted(bodies(collect(client, 2))) == ["a", "r"]
 
 
-@pytest.mark.parametrize("of_coroutines", [False, True])
+@pytest.mark.parametrize("of_coroutines", [False, pytest.param(True, marks=pytest.mark.breadth)])
 def test_workers_handle_all_lanes(make_queue, of_coroutines):
     queue = make_queue(retry_lane=True, priorities=2)
     queue.tracker()

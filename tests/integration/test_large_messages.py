@@ -47,7 +47,7 @@ def failures(queue, tracker):
     return value(tracker, queue.name, "redelivery_failures")
 
 
-@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+@pytest.mark.parametrize("codec", ["gzip", pytest.param("zstd", marks=pytest.mark.breadth)])
 def test_r7_what_fits_only_compressed_comes_again_and_ends_as_dead_letter(make_queue, codec):
     queue = make_queue(max_redeliveries=1)
     body = bytes(5_000_000)
@@ -82,8 +82,8 @@ def test_r7_what_fits_only_compressed_comes_again_and_ends_as_dead_letter(make_q
     ("key", "body", "headers"),
     [
         (None, os.urandom(ROOM), []),
-        (os.urandom(ROOM - 1), b"", []),
-        (None, None, [("n", os.urandom(ROOM - 4))]),
+        pytest.param(os.urandom(ROOM - 1), b"", [], marks=pytest.mark.breadth),
+        pytest.param(None, None, [("n", os.urandom(ROOM - 4))], marks=pytest.mark.breadth),
     ],
     ids=["body", "key", "header"],
 )
@@ -113,6 +113,7 @@ def test_r7_a_message_at_the_limit_is_a_dead_letter_when_its_attempts_are_used_u
         until(lambda: letters.run_redrive().redriven == 1)
 
 
+@pytest.mark.breadth
 def test_r7_without_a_limit_of_attempts_it_waits_for_a_larger_topic(make_small):
     queue = make_small(max_redeliveries=None)
     take(queue, append(queue, os.urandom(ROOM)))
@@ -124,7 +125,13 @@ def test_r7_without_a_limit_of_attempts_it_waits_for_a_larger_topic(make_small):
     assert tracker.problems() == []
 
 
-@pytest.mark.parametrize("end", ["acknowledged", "dead letters take it", "the queue takes it"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "dead letters take it",
+        *(pytest.param(one, marks=pytest.mark.breadth) for one in ("acknowledged", "the queue takes it")),
+    ],
+)
 def test_r7_what_even_dead_letters_refuse_stays_in_flight_and_is_named(make_small, end):
     queue = make_small(dead=True, max_redeliveries=1)
     at = append(queue, os.urandom(ROOM))
@@ -185,6 +192,7 @@ def test_r21_a_record_that_unpacks_to_more_than_librdkafka_takes_by_itself_stops
     assert (again.body, again.attempts) == (b"behind", 2)
 
 
+@pytest.mark.breadth
 def test_r7_what_others_write_comes_again_as_it_was(make_queue):
     queue = make_queue(max_redeliveries=1)
     records = [

@@ -247,6 +247,7 @@ def unanswered(*_):
     raise Unavailable("no answer")
 
 
+@pytest.mark.breadth
 def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
     queue = late_ack_queue(make_queue)
     client, message = taken_and_copied(queue)
@@ -260,6 +261,7 @@ def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
     assert again.offset > forwarded.offset
 
 
+@pytest.mark.breadth
 def test_r32_where_markers_are_deleted_the_copy_is_handed_out(make_queue):
     queue = late_ack_queue(make_queue)
     client, message = taken_and_copied(queue)
@@ -270,6 +272,7 @@ def test_r32_where_markers_are_deleted_the_copy_is_handed_out(make_queue):
     assert (again.body, again.attempts) == (b"a", 2)
 
 
+@pytest.mark.breadth
 def test_r32_a_copy_whose_markers_can_not_be_read_is_given_back(make_queue, monkeypatch):
     queue = late_ack_queue(make_queue)
     client = queue.client()

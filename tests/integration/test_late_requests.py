@@ -89,7 +89,7 @@ def named_copies(queue: LiveQueue) -> Counter[RecordPlace]:
     return found
 
 
-@pytest.mark.parametrize("copies", [0, 1, 3])
+@pytest.mark.parametrize("copies", [0, 1, pytest.param(3, marks=pytest.mark.breadth)])
 def test_r37_what_a_torn_transaction_has_copied_is_not_copied_again(queue, monkeypatch, copies):
     torn = tear(monkeypatch, copies)
     tracker = queue.tracker()
@@ -119,7 +119,7 @@ def test_r37_torn_dead_letters_are_not_made_again(make_queue, monkeypatch):
     assert queue.copies() == {"a": 1, "b": 1, "c": 1}
 
 
-@pytest.mark.parametrize("snapshots", [1, 1_000_000])
+@pytest.mark.parametrize("snapshots", [1, pytest.param(1_000_000, marks=pytest.mark.breadth)])
 def test_r37_a_successor_mends_what_its_predecessor_has_left_torn(queue, monkeypatch, snapshots):
     """The stored offset leads to the claim, although all that stands before it is finished or stored."""
     torn = tear(monkeypatch, 3)
@@ -169,6 +169,7 @@ def test_r37_copies_that_an_open_transaction_hides_are_waited_for(queue, monkeyp
     assert queue.copies() == {"a": 2, "b": 2, "c": 2, "x": 1}
 
 
+@pytest.mark.breadth
 def test_r37_forged_claims_hold_up_nothing(queue):
     """Anybody can write claims; those that name no transaction cost a look for its copies."""
     queue.send("a", "b", "c", "d")

@@ -68,6 +68,7 @@ def test_r30_a_successor_knows_what_was_ended_before_the_safe_offset(leased):
     assert leased.copies() == {"m": 1}
 
 
+@pytest.mark.breadth
 def test_r30_what_a_group_takes_again_since_it_was_set_back_is_redelivered(leased):
     tracker = leased.tracker()
     leased.send("a", "b", "c")
@@ -85,6 +86,7 @@ def test_r30_what_a_group_takes_again_since_it_was_set_back_is_redelivered(lease
     assert leased.copies() == {"a": 1, "b": 2, "c": 2}
 
 
+@pytest.mark.breadth
 def test_r30_where_only_others_take_messages_all_of_them_are_redelivered(leased):
     """JVM clients write no tick: a group of theirs that was set back is served as before."""
     tracker = leased.tracker()

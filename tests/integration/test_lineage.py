@@ -85,6 +85,7 @@ def test_jvm_readers_see_what_they_saw_before(queue):
     assert [one.value() for one in ends] == [codec.encode_start(100), codec.encode_end()]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("forged", [b"", b"0:0", b"0:99", b"7:1,7:1", b"\xff", b"0:1," * 15_000])
 def test_forged_headers_stop_nothing(queue, forged, caplog):
     """Of a message that its sender gave ancestors, and of end markers that name copies that can't be."""
@@ -102,6 +103,7 @@ def test_forged_headers_stop_nothing(queue, forged, caplog):
     assert sum("kmq-ancestors" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.breadth
 def test_copies_of_messages_that_were_copied_before_there_were_ancestors(queue):
     """Without the header nobody knows; the list begins with the message itself."""
     queue.append(

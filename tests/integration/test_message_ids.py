@@ -83,6 +83,7 @@ def test_a_queue_without_late_acks_makes_no_receipts_of_ids(make_queue):
         plain.receipt("0-0")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("partition", "offset"), [(b"0", b"1"), (b"0", b"99"), (b"-1", b"0"), (b"x", b"0"), (b"1", b"-5")]
 )

@@ -280,6 +280,7 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     assert value(tracker, queue.name, "lost_to_retention") == 0
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("comes_back", ["older", pytest.param("empty", marks=pytest.mark.breadth)])
 def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
     own_cluster, own_queue, queue_name, tmp_path, comes_back, caplog

@@ -21,7 +21,7 @@ from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import batches, damage, log_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.breadth]
 
 ELECTION_S = 180.0
 """Seconds in which the two brokers that are left agree on who leads what, also on a busy machine: who misses

@@ -75,6 +75,7 @@ def stays(condition: Callable[[], bool], for_s: float) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.breadth
 def test_a_message_comes_as_it_was_sent(queue):
     sent = queue.send(b"\x00body\xff", key="k", headers=[("a", "1"), ("a", b"\xff"), ("b", None)])
     (message,) = take(queue, 1)
@@ -87,12 +88,14 @@ def test_a_message_comes_as_it_was_sent(queue):
     assert 0 < message.lease_until_ms - time.time() * 1000 <= LEASE_S * 1000
 
 
+@pytest.mark.breadth
 def test_ids_are_those_of_the_messages_in_order(queue):
     ids = queue.send_many([b"a", "b", b"c"])
     bodies = {message.id: message.body for message in take(queue, 3, lease=5)}
     assert [bodies[one] for one in ids] == [b"a", b"b", b"c"]
 
 
+@pytest.mark.breadth
 def test_receive_returns_what_is_there_or_nothing_after_the_wait(queue):
     assert queue.receive(wait=0) == []
     started = time.monotonic()
@@ -112,6 +115,7 @@ def test_receive_takes_no_more_than_asked(queue):
     assert queue.size() == 10 - len(found)
 
 
+@pytest.mark.breadth
 def test_an_acknowledged_message_does_not_come_again(queue):
     queue.send(b"x")
     queue.ack(*take(queue, 1, lease=2), confirmed=True)
@@ -146,6 +150,7 @@ def test_of_the_issue_asyncio_takes_a_list_too(queue):
     assert queue.in_flight() == 0
 
 
+@pytest.mark.breadth
 def test_a_message_whose_lease_ends_comes_again_as_the_next_attempt(queue):
     queue.send(b"x", headers={"h": "1"})
     (first,) = take(queue, 1)
@@ -162,6 +167,7 @@ def test_a_lease_is_the_takers_choice(queue):
     assert queue.receive(wait=LEASE_S * 3) == []
 
 
+@pytest.mark.breadth
 def test_an_extension_prolongs_and_shortens(queue):
     queue.send(b"x")
     (message,) = take(queue, 1, lease=2)
@@ -171,6 +177,7 @@ def test_an_extension_prolongs_and_shortens(queue):
     assert take(queue, 1)[0].attempts == 2
 
 
+@pytest.mark.breadth
 def test_an_extension_after_the_acknowledgement_does_nothing(queue):
     queue.send(b"x")
     (message,) = take(queue, 1, lease=30)
@@ -180,6 +187,7 @@ def test_an_extension_after_the_acknowledgement_does_nothing(queue):
     assert queue.receive(wait=LEASE_S * 2) == []
 
 
+@pytest.mark.breadth
 def test_nack_gives_back_at_once_or_after_its_delay(queue):
     queue.send(b"x")
     queue.nack(*take(queue, 1, lease=30))
@@ -199,6 +207,7 @@ def test_a_silent_nack_is_no_attempt(queue):
         queue.nack(message, count=False)
 
 
+@pytest.mark.breadth
 def test_a_receipt_works_without_the_message_and_in_another_client(storage, queue):
     queue.send_many([b"a", b"b"])
     found = take(queue, 2, lease=30)
@@ -209,6 +218,7 @@ def test_a_receipt_works_without_the_message_and_in_another_client(storage, queu
     until(lambda: queue.in_flight() == 1)
 
 
+@pytest.mark.breadth
 def test_a_bad_receipt_and_one_of_a_deleted_queue_are_refused(storage, queue):
     for junk in ("", "x", "1.x", "1.W10", storage.foreign_receipt):
         for operation in (queue.ack, queue.nack, queue.dead_letter):
@@ -231,6 +241,7 @@ def test_a_delayed_message_comes_in_its_time_and_that_is_no_attempt(queue):
     assert (message.body, message.attempts) == (b"later", 1)
 
 
+@pytest.mark.breadth
 def test_dead_letters_and_redrive(queue):
     queue.send_many([b"a", b"b", b"c"])
     queue.dead_letter(*take(queue, 3, lease=30), reason="bad")
@@ -245,6 +256,7 @@ def test_dead_letters_and_redrive(queue):
     assert {message.attempts for message in found} == {1}
 
 
+@pytest.mark.breadth
 def test_after_the_last_attempt_it_is_a_dead_letter(queue):
     queue.send(b"poison")
     for attempt in (1, 2, 3):
@@ -266,6 +278,7 @@ def test_peek_takes_nothing(queue):
     assert len(queue.peek()) == 2
 
 
+@pytest.mark.breadth
 def test_size_and_in_flight(queue):
     assert (queue.size(), queue.in_flight()) == (0, 0)
     queue.send_many([b"x"] * 6)
@@ -277,6 +290,7 @@ def test_size_and_in_flight(queue):
     assert queue.in_flight() == 0
 
 
+@pytest.mark.breadth
 def test_orphans_are_what_was_taken_long_ago(queue):
     queue.send(b"old")
     (old,) = take(queue, 1, lease=30)
@@ -291,6 +305,7 @@ def test_orphans_are_what_was_taken_long_ago(queue):
     assert queue.orphans(time.monotonic() - between) == []
 
 
+@pytest.mark.breadth
 def test_purge_leaves_nothing_to_take_or_redeliver(queue):
     queue.send_many([b"x"] * 600)
     take(queue, 2, lease=3)
@@ -313,6 +328,7 @@ def test_release_all_gives_back_what_others_hold(storage, queue):
     assert {message.attempts for message in again} == {1}
 
 
+@pytest.mark.breadth
 def test_competing_takers_share_the_messages(storage):
     with storage.open() as sender:
         sender.send_many([b"%d" % number for number in range(200)])
@@ -335,6 +351,7 @@ def test_competing_takers_share_the_messages(storage):
     assert sorted(found, key=int) == [b"%d" % number for number in range(200)]
 
 
+@pytest.mark.breadth
 def test_bad_numbers_are_refused(queue):
     queue.send(b"x")
     (message,) = take(queue, 1, lease=30)
@@ -363,6 +380,7 @@ def test_bad_numbers_are_refused(queue):
     queue.ack(message)
 
 
+@pytest.mark.breadth
 def test_a_closed_queue_says_so(storage):
     queue = storage.open()
     queue.close()

@@ -43,6 +43,7 @@ def last_offset(queue, partition: int = 0) -> int:
 # --- F11: which deadline holds ------------------------------------------------------------------------
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("op", [Op.TAKE, Op.EXTEND, Op.NACK])
 @pytest.mark.parametrize(("first_ms", "then_ms"), [(300, 1_300), (60_000, 300)], ids=["later", "sooner"])
 def test_f11_the_last_marker_sets_the_deadline(queue, op, first_ms, then_ms):
@@ -78,6 +79,7 @@ def create_time_queue(queue):
     return queue
 
 
+@pytest.mark.breadth
 def test_f12_markers_of_a_slow_clock_change_nothing(create_time_queue):
     queue = create_time_queue
     tracker = queue.tracker()
@@ -120,6 +122,7 @@ def test_f14_after_an_ack_nothing_brings_a_message_back(queue, op):
     assert queue.dead_letters() == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("op", [Op.EXTEND, Op.NACK, Op.DEAD_LETTER])
 def test_f14_after_the_redelivery_neither(queue, op):
     tracker = queue.tracker()
@@ -133,6 +136,7 @@ def test_f14_after_the_redelivery_neither(queue, op):
     assert queue.dead_letters() == []
 
 
+@pytest.mark.breadth
 def test_f14_extensions_racing_with_acks_make_no_copies(either_queue):
     queue = either_queue
     tracker = queue.tracker()
@@ -297,6 +301,7 @@ def test_r16_a_delay_above_the_limit_is_refused(make_queue):
         queue.send("m", delay=1.5)
 
 
+@pytest.mark.breadth
 def test_r16_extreme_leases(queue):
     tracker = queue.tracker()
     queue.send("endless", "negative", "smallest")

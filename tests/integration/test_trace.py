@@ -107,6 +107,7 @@ def test_messages_of_other_queues_and_none_at_all(make_queue, queue_name):
         trace(queue.connection, queue.settings, f"{other.name}:0:0")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "named", [b"0:0", b"0:1", b"0:2", b"0:99", b"7:0", b"nothing:0:1", b"", b"\xff" * 9_000]
 )

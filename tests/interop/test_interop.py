@@ -199,6 +199,7 @@ def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connect
     assert in_flight(connection, queue) == set()
 
 
+@pytest.mark.breadth
 def test_jvm_programs_are_seen_where_they_could_not_read_range_markers(connection, zookeeper, queue):
     def kinds() -> set[Kind]:
         found = {one.kind for one in admin.doctor(queue.name)}

@@ -114,20 +114,21 @@ def test_same_seed_same_run(lanes):
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, SEEDS), marks=pytest.mark.breadth)], ids=str
+    "seeds", [range(30), pytest.param(range(30, SEEDS), marks=pytest.mark.breadth)], ids=str
 )
 def test_nothing_is_lost_and_nothing_made_twice(seeds):
     assert {seed: problems for seed in seeds if (problems := simulate(seed).problems)} == {}
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 60), marks=pytest.mark.breadth)], ids=str
+    "seeds", [range(15), pytest.param(range(15, 60), marks=pytest.mark.breadth)], ids=str
 )
 def test_r41_what_is_sent_when_its_twin_was_taken_is_handed_out(seeds):
     collapse = Controls(collapse=True)
     assert {seed: problems for seed in seeds if (problems := simulate(seed, collapse).problems)} == {}
 
 
+@pytest.mark.breadth
 def test_r41_also_where_logs_were_cut_back():
     collapse = Controls(collapse=True, cut_logs=True)
     seeds = (*range(30), 166)
@@ -135,7 +136,7 @@ def test_r41_also_where_logs_were_cut_back():
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(40), pytest.param(range(40, 100), marks=pytest.mark.breadth)], ids=str
+    "seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.breadth)], ids=str
 )
 def test_r46_r47_r48_the_same_with_a_retry_lane(seeds):
     lanes = Controls(lanes=True)
@@ -148,6 +149,7 @@ def test_r46_what_a_cut_took_out_of_the_retry_lane_comes_again():
     assert {seed: problems for seed in seeds if (problems := simulate(seed, lanes).problems)} == {}
 
 
+@pytest.mark.breadth
 def test_an_election_alone_changes_nothing(monkeypatch):
     monkeypatch.setattr(CutLogs, "cut", lambda cut_logs: cut_logs.due.clear())
     cut_logs = Controls(cut_logs=True)

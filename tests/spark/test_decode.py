@@ -230,6 +230,7 @@ def test_numbers_in_headers(spark):
     assert found == [12, -3, None, None, None, None, None, None, None]
 
 
+@pytest.mark.breadth
 def test_both_sources_believe_the_same_headers_about_first_records(spark):
     queue = QueueSettings.stored({"name": "q", "retry_lane": True, "priorities": 3, "markers": "range"})
     partitions = (None, b"0", b"1", b"-1", b"100000000", b"9999999999", b"x")

@@ -126,6 +126,7 @@ def test_two_runs_with_one_message(spark, options, monkeypatch, is_first_a_copy)
     assert [tries_of(options, *which) for which in (("a", 1), ("b", 0))] == [1, 1]
 
 
+@pytest.mark.breadth
 def test_files_that_may_be_in_use_are_not_deleted(spark, options, monkeypatch):
     target = made(spark, sink_of(options))
     monkeypatch.setattr(Transaction, "commit_transaction", lambda _: _fail())
@@ -259,6 +260,7 @@ def test_tables_of_others_that_do_not_fit(spark, options):
         made(spark, sink_of(options))
 
 
+@pytest.mark.breadth
 def test_rows_that_were_deleted(spark, options):
     """They stay known: a message that comes again is not written again; but Spark can't leave them out."""
     target = made(spark, sink_of(options))
@@ -277,6 +279,7 @@ def test_without_the_extra(monkeypatch, capsys):
     ]
 
 
+@pytest.mark.breadth
 def test_a_session_that_writes_other_timestamps(spark, options):
     spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")  # no type of Iceberg
     try:

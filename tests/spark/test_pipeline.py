@@ -62,6 +62,7 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     assert (left.depth, left.in_flight, left.dead_letters) == (0, 0, 2)
 
 
+@pytest.mark.breadth
 def test_an_aggregate_of_text_files(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     queue = make_queue(1)
@@ -180,6 +181,7 @@ def test_a_topic_is_a_sink(spark, make_queue, queue_name, tmp_path):
     assert headers == {"original_partition": b"0", "original_offset": b"0", "original_row": b"0"}
 
 
+@pytest.mark.breadth
 def test_what_files_are_like(spark, make_queue, tmp_path):
     queue = make_queue(1)
     queue.send(*(json.dumps({"n": n, "day": f"2026-01-0{1 + n % 2}"}) for n in range(8)))
@@ -288,6 +290,7 @@ def test_the_command_prints_the_cause_of_a_failure(spark, tmp_path, monkeypatch)
     assert "Spark: IOException: full" in done.output
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("by_function", [False, pytest.param(True, marks=pytest.mark.breadth)])
 def test_values_that_a_sink_cant_hold_are_refused_and_the_batch_goes_on(
     spark, make_queue, tmp_path, by_function
@@ -341,6 +344,7 @@ def test_texts_with_u0000_are_refused_and_postgresql_gets_the_others(
     assert pipeline.dead_letters(queue.connection, queue.settings) == 1
 
 
+@pytest.mark.breadth
 def test_a_sink_has_each_message_of_all_lanes_once(spark, make_queue, tmp_path):
     queue, sink = make_queue(1), Sink(path=str(tmp_path / "rows"))
 

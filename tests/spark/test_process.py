@@ -177,6 +177,7 @@ def test_both_sources_have_the_same_rows(spark, make_run):
     assert all(row.original_offset < row.offset and row.headers[0].key == "h" for row in copies)
 
 
+@pytest.mark.breadth
 def test_an_empty_queue_is_an_empty_frame(spark, make_queue):
     queue = make_queue(2)
     register(spark)
@@ -219,6 +220,7 @@ def test_a_micro_batch_is_not_acknowledged_before_its_sink_has_it(make_run):
     assert run.got == Counter(bodies(10) * 2)
 
 
+@pytest.mark.breadth
 def test_a_new_checkpoint_goes_on_where_the_old_one_was(make_run, tmp_path):
     run = make_run()
     run.queue.send(*bodies(10))
@@ -233,6 +235,7 @@ def test_a_new_checkpoint_goes_on_where_the_old_one_was(make_run, tmp_path):
     assert run.got.total() == 15
 
 
+@pytest.mark.breadth
 def test_what_was_finished_behind_unfinished_messages_is_not_processed_again(make_run):
     run = make_run()
     run.queue.send(*bodies(10))
@@ -246,6 +249,7 @@ def test_what_was_finished_behind_unfinished_messages_is_not_processed_again(mak
     assert run.settled()
 
 
+@pytest.mark.breadth
 def test_a_message_is_ended_only_if_both_sides_of_a_union_handed_it_on(make_run, tmp_path):
     run = make_run()
     run.queue.send("good", "bad")
@@ -269,6 +273,7 @@ def test_a_message_is_ended_only_if_both_sides_of_a_union_handed_it_on(make_run,
     assert stats.queue_stats(run.queue.connection, run.queue.settings).in_flight == 1
 
 
+@pytest.mark.breadth
 def test_two_actions_on_one_micro_batch_see_the_same_messages(make_run):
     run = make_run()
     run.queue.send(*bodies(10))
@@ -365,6 +370,7 @@ def test_arrow_batches_are_larger_unless_somebody_has_set_their_size(spark, make
         spark.conf.unset(size)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("source", ["kmq", pytest.param("kafka", marks=pytest.mark.breadth)])
 def test_forged_headers_hold_nothing_up(spark, make_run, source):
     run = make_run()
@@ -458,6 +464,7 @@ def test_a_checkpoint_of_another_topic_is_refused_by_the_source_too(spark, make_
         start(other.name)
 
 
+@pytest.mark.breadth
 def test_a_message_that_kills_the_worker_becomes_a_dead_letter_and_no_other(make_run):
     run = make_run(max_redeliveries=1)
     run.queue.tracker()
@@ -537,6 +544,7 @@ def test_one_query_has_all_lanes_of_a_queue(make_run):
     assert commits[0] >= 4
 
 
+@pytest.mark.breadth
 def test_a_query_goes_on_when_lanes_were_added_or_removed_and_not_in_recreated_ones(spark, make_run):
     run = make_run()
     run.queue.send(*bodies(3))
@@ -595,6 +603,7 @@ def test_what_a_killed_query_left_in_all_lanes_comes_again(spark, make_run):
     assert run.settled()
 
 
+@pytest.mark.breadth
 def test_the_source_without_jars_has_all_lanes_and_a_backlog_holds_none_up(spark, make_run):
     run = make_run(2, **LANES)
     SettingsMirror(run.queue.connection).write([run.queue.settings])

@@ -131,6 +131,7 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
     messages.unpersist()
 
 
+@pytest.mark.breadth
 def test_frames_have_all_lanes_of_a_queue(spark, make_queue):
     queue = make_queue(retry_lane=True, priorities=2, max_redeliveries=0, lease_ms=60_000)
     kmq = kmq_of(spark, queue)
@@ -195,6 +196,7 @@ def test_what_lies_counts_for_nothing(spark, make_queue):
     assert (truth.depth, truth.in_flight, truth.dead_letters) == (0, 1, 1)
 
 
+@pytest.mark.breadth
 def test_dead_letters_that_were_redriven(spark, make_queue):
     queue = make_queue(1)
     queue.producer().send("bad")
@@ -223,6 +225,7 @@ def test_markers_as_a_stream(spark, make_queue):
     assert sorted(map(tuple, spark.table("seen").collect())) == [(0, "take", 0, None), (1, "end", 0, [0, 1])]
 
 
+@pytest.mark.breadth
 def test_an_empty_queue(spark, make_queue):
     kmq = kmq_of(spark, make_queue(3))
     assert [tuple(row) for row in kmq.depth().collect()] == [(n, *[0] * 6, None) for n in range(3)]

@@ -90,6 +90,7 @@ def test_a_death_while_files_are_moved(spark, tmp_path, monkeypatch):
     assert ids_in(spark, target) == [*range(11), 11, 11]
 
 
+@pytest.mark.breadth
 def test_a_list_of_files_of_an_older_kmqpy(spark, tmp_path):
     """It says nothing of whether the files were moved; their messages may be acknowledged."""
     target = made(spark, Sink(path=str(tmp_path / "rows")))
@@ -126,6 +127,7 @@ def test_two_pipelines_in_one_folder(spark, tmp_path, form):
     assert ids_in(spark, target) == [0, 2]
 
 
+@pytest.mark.breadth
 def test_a_folder_that_another_pipeline_takes_while_files_are_moved(spark, tmp_path, monkeypatch):
     """It may have removed them, so that their messages must not be acknowledged."""
     target = made(spark, Sink(path=str(tmp_path / "rows")))

@@ -97,6 +97,7 @@ def test_they_store_offsets_when_they_are_stopped(make_queue, start):
     assert stored.offset >= end - 2
 
 
+@pytest.mark.breadth
 def test_without_the_znode_of_the_driver_they_stop_and_are_started_again(make_queue, start):
     queue = make_queue(2)
     job = start(queue, trackers=1)
@@ -134,6 +135,7 @@ def test_more_trackers_than_spark_has_slots_are_refused(make_queue, start):
         start(queue, trackers=1_000)
 
 
+@pytest.mark.breadth
 def test_where_not_all_find_a_slot_all_are_stopped(spark, make_queue, monkeypatch):
     """Seen only by waiting: a cluster says not how many slots are free."""
     queue = make_queue(1)

@@ -392,6 +392,7 @@ def test_outcomes_go_on_from_those_before(spark):
     assert sorted(found.select(*expected.columns).collect(), key=str) == sorted(expected.collect(), key=str)
 
 
+@pytest.mark.breadth
 def test_r39_messages_behind_a_cut_are_told_from_those_that_stood_there(spark):
     """Of partition 0, offsets 3 to 7 are given once more; partition 1 was not cut.
 

@@ -62,6 +62,7 @@ def some_marker(rng, partition, messages):
     return Marker(partition, rng.randrange(messages), op, **fields)
 
 
+@pytest.mark.breadth
 def test_any_markers_in_any_number_of_updates(make_queue, kmq_of, tmp_path):
     rng = random.Random(5)
     queue = make_queue(2)

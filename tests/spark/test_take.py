@@ -115,6 +115,7 @@ def test_start_markers_precede_expressions_and_the_sink_precedes_end_markers(mak
     assert Counter(row.number for row in job.rows) == {1: 1, 2: 1, None: 1}
 
 
+@pytest.mark.breadth
 def test_what_others_finished_or_have_is_not_handed_out(make_job):
     job = make_job()
     job.queue.send(*map(str, range(6)))
@@ -133,6 +134,7 @@ def test_what_others_finished_or_have_is_not_handed_out(make_job):
     assert [one.offset for one in stats.in_flight(job.queue.connection, job.queue.settings)] == [1]
 
 
+@pytest.mark.breadth
 def test_a_delayed_message_waits_and_then_comes_once(make_job):
     job = make_job()
     job.queue.tracker()
@@ -149,6 +151,7 @@ def test_a_delayed_message_waits_and_then_comes_once(make_job):
     assert job.got() == [1, 2]
 
 
+@pytest.mark.breadth
 def test_an_unread_rest_of_the_batch_is_not_acknowledged(make_job):
     job = make_job()
     job.queue.send(*map(str, range(20)))
@@ -158,6 +161,7 @@ def test_an_unread_rest_of_the_batch_is_not_acknowledged(make_job):
     assert job.counted().in_flight == 20
 
 
+@pytest.mark.breadth
 def test_bad_input_is_refused_with_a_clear_error(spark, make_job):
     job = make_job()
     df = job.kmq.read_stream()

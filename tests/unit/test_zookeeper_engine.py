@@ -42,7 +42,14 @@ PAGES_MADE_AGAIN = (2394, 2832, 4464)
 """At-most-once: a page is made again under the path of one that somebody could not delete or knew as gone."""
 
 
-@pytest.mark.parametrize("seed", [*range(60), *PAGES_MADE_AGAIN])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(30),
+        *(pytest.param(seed, marks=pytest.mark.breadth) for seed in range(30, 60)),
+        *PAGES_MADE_AGAIN,
+    ],
+)
 def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, monkeypatch):
     """`known` gives the memory engine's id for each of ours."""
     chance, by_id = random.Random(seed), random.Random(seed)

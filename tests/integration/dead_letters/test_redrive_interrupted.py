@@ -135,7 +135,7 @@ def test_a_second_run_stops_the_first(
         assert len(delivered(connection, queue)) == int(done)
 
 
-@pytest.mark.parametrize("copies", [0, 300, pytest.param(834, marks=pytest.mark.breadth)])
+@pytest.mark.parametrize("copies", [300, *(pytest.param(one, marks=pytest.mark.breadth) for one in (0, 834))])
 def test_r37_what_a_torn_redrive_has_sent_back_is_not_sent_again(
     letters, connection, queue, monkeypatch, copies
 ):

@@ -309,6 +309,7 @@ def test_what_is_much_is_done_in_steps_and_complete(redis_url, queue_name):
         assert redis.counts(queue)[:4] == (0, 0, 0, 0)
 
 
+@pytest.mark.breadth
 def test_large_messages_are_read_in_pieces(redis_url, queue_name):
     with engine_at(redis_url, queue_name) as redis:
         queue = queue_of(redis)

@@ -134,6 +134,7 @@ def test_migrated_tables_are_those_that_are_made_today(old: Place) -> None:
         new.drop()
 
 
+@pytest.mark.breadth
 def test_many_processes_migrate_it_at_once(old: Place) -> None:
     program = (
         "import sys; from kmqpy.queue import storage_for\n"
@@ -182,6 +183,7 @@ def take_as_before(place: Place, found: list[int], is_over: Event) -> None:
                 found.append(row_id)
 
 
+@pytest.mark.breadth
 def test_it_is_migrated_while_takers_go_on(old: Place) -> None:
     numbers = [*range(50, 90)]
     old.execute(*(insert(old, number, f"{number}", 0) for number in numbers[:30]))

@@ -74,7 +74,7 @@ def child(zookeeper, settings, end, request=0, when="before", stdin=subprocess.D
 
 # Taking two: list locks, list items, lock, get, lock, get; then commit, or two unlocks. Requests beyond the
 # end kill after it.
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("end", ["commit", pytest.param("rollback", marks=pytest.mark.breadth)])
 def test_kill_9_at_every_request_of_take_commit_and_rollback(queue, zookeeper, settings, end):
     fill(queue, 2 * 16)
     points = [(n, when) for n in range(1, 9) for when in ("before", "after")]
@@ -88,6 +88,7 @@ def test_kill_9_at_every_request_of_take_commit_and_rollback(queue, zookeeper, s
     assert put > 0 if end == "commit" else put == 0
 
 
+@pytest.mark.breadth
 def test_take_n_and_put_k_conserves_counts_under_kills(queue, zookeeper, settings):
     """KMQ_ZK_KILLS=200 for the full count."""
     total = 8_000
@@ -545,6 +546,7 @@ def test_a_listener_survives_flaps_and_lost_sessions(queue, settings, cable):
         until(lambda: other.session.zk.connected)  # close() of the listener left it open
 
 
+@pytest.mark.breadth
 def test_a_killed_leader_loses_nothing(queue_name):
     with Cluster(brokers=0, zookeepers=3) as ensemble:
         settings = ZkQueueSettings(root=f"/zms-{queue_name}", session_timeout_ms=4_000)
