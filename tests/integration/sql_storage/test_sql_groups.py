@@ -378,18 +378,36 @@ def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
         assert taken(queue) == ["a2"]
 
 
+def test_a_purge_of_dead_letters_lets_only_those_go_on_that_they_held(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("h", order="group", on_dead_letter="hold")
+        queue = storage.open("h")
+        queue.send_many(
+            [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "b1", "b2", "c1", "c2")]
+        )
+        a1, *_ = queue.receive(9, wait=0, lease=60, one_per_group=True)
+        queue.dead_letter(a1, confirmed=True)
+        assert taken(queue) == []
+        queue.dead_letters.purge()
+        ready = f"SELECT body FROM {place.names.tables['messages']} WHERE state = 0"
+        assert [bytes(body) for (body,) in place.execute(ready)] == [b"a2"]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
-def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place) -> None:
+def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place, is_dead: bool) -> None:
     """On the others it can't happen, or takers look for what was forgotten."""
     messages = place.names.tables["messages"]
     with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("g", order="group")
+        storage.create("g", order="group", on_dead_letter="hold")
         queue = storage.open("g")
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
+        if is_dead:
+            queue.dead_letter(a1, confirmed=True)
         with place.application.connect() as taker:
             taker.execute(text(f"SELECT id FROM {messages} WHERE id = {a1.id} FOR UPDATE"))
-            purging = thread.submit(queue.purge)
+            purging = thread.submit(queue.dead_letters.purge if is_dead else queue.purge)
             waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE"
             while not place.execute(f"{waiting} 'DELETE FROM {messages}%%'"):
                 assert not purging.done()
