@@ -218,9 +218,8 @@ class SqlEngine:
 
         if connection is not None:
             if apart:
-                with suppress(Unavailable):
-                    clean_keys = partial(clean, self._dialect, parameters=parameters, count=len(rows))
-                    self._run(clean_keys, several=True)
+                count = len(rows)
+                self._connections.try_now(lambda cursor: clean(self._dialect, cursor, parameters, count))
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []

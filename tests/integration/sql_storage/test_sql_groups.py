@@ -436,6 +436,32 @@ def test_a_transaction_that_removes_old_dedup_ids_holds_nobody_up(
     assert left == [(0,)]
 
 
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_old_dedup_ids_that_can_t_be_removed_at_once_hold_up_no_transaction(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
+    dedup, denies = place.names.tables["dedup"], f"{place.prefix}denies"
+    with storage_for(f"{place.url}&pool_size=2&timeout_ms=100s") as storage, ThreadPoolExecutor(1) as thread:
+        storage.create("w")
+        queue = storage.open("w")
+        queue.send("x", dedup_id="old")
+        place.execute(
+            f"UPDATE {dedup} SET until_ms = 1",
+            f"CREATE FUNCTION {denies}() RETURNS trigger LANGUAGE plpgsql "
+            "AS 'BEGIN RAISE insufficient_privilege; END'",
+            f"CREATE TRIGGER denies BEFORE DELETE ON {dedup} EXECUTE FUNCTION {denies}()",
+        )
+        with place.application.connect() as connection:
+            queue.send("denied", dedup_id="1", transaction=connection)
+            pool = storage._engine._connections.pool  # type: ignore[attr-defined]
+            with pool.connect(), pool.connect():
+                thread.submit(queue.send, "busy", dedup_id="2", transaction=connection).result(30)
+            connection.commit()
+        assert taken(queue, 9) == ["x", "denied", "busy"]
+    place.execute(f"DROP FUNCTION {denies} CASCADE")
+
+
 def test_a_take_does_not_look_again_and_again_at_what_a_transaction_holds_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
