@@ -68,7 +68,7 @@ class Connections:
         return self._repeated(lambda: self._attempt(work, then, several=several), repeatable=repeatable)
 
     def try_now(self, work: Callable[[Cursor], object]) -> None:
-        """Run `work(cursor)` in a transaction if a connection lies idle; if the database fails, it is left."""
+        """Run `work(cursor)` in a transaction, once, if a connection lies idle; the database may fail."""
         pool = self.pool.pool
         if isinstance(pool, sqlalchemy.QueuePool) and pool.checkedin():
             with suppress(_TransactionFailed):
