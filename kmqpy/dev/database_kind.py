@@ -14,6 +14,9 @@ from pathlib import Path
 from kmqpy.dev.programs import process_owner, programs_folder
 from kmqpy.errors import ClusterError
 
+_KEPT = 3
+"""Of each kind so many empty databases are kept, the latest: of other versions, programs or users."""
+
 
 @dataclass(frozen=True)
 class DatabaseKind:
@@ -75,9 +78,9 @@ def _keep(data: Path, kept: Path) -> None:
         shutil.copytree(data, new)
         os.sync()  # a crash of the machine must not leave a damaged one to all later servers
         new.rename(kept)
-        for other in kept.parent.glob(f"{kept.name.rpartition('-')[0]}-*"):  # of other versions
-            if other != kept:
-                other.rename(Path(scratch, other.name))  # at once: another process may be copying it
+        of_kind = kept.parent.glob(f"{kept.name.rpartition('-')[0]}-*")
+        for old in sorted(of_kind, key=lambda one: one.stat().st_mtime)[:-_KEPT]:
+            old.rename(Path(scratch, old.name))  # at once: another process may be copying it
 
 
 def run(command: Sequence[str], folder: Path, group: int) -> None:

@@ -177,8 +177,12 @@ def test_an_empty_database_is_made_once_and_each_server_has_a_copy(tmp_path, mon
     copied("three", "other options")
     copied.server.write_text("#!/bin/sh\n# newer\n")
     copied("four")
-    assert copied.made == ["one", "three", "four"]
-    assert len([*cache.rglob("kind-*")]) == 1
+    copied("five", "other options")
+    copied("six")
+    assert copied.made == ["one", "three", "four", "five"]
+    assert len([*cache.rglob("kind-*")]) == 3
+    copied("seven", "other options")
+    assert len(copied.made) == 4
 
 
 def test_a_cache_that_can_not_be_used_is_no_reason_not_to_start(tmp_path, monkeypatch, as_root, copied):
