@@ -4,13 +4,18 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmqpy.dev.programs import hand_over, made_once, process_owner
+from kmqpy.dev.programs import process_owner, programs_folder
 from kmqpy.errors import ClusterError
+
+_KEPT = 3
+"""Of each kind so many empty databases are kept, the latest: of other versions, programs or users."""
 
 
 @dataclass(frozen=True)
@@ -43,27 +48,39 @@ def arguments(options: Mapping[str, object]) -> list[str]:
     return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
 
 
-def copy_of_first(
-    name: str, server: Path, options: object, folder: Path, make: Callable[[], None], mode: int = 0o755
-) -> None:
-    """Copy the empty database of an earlier start to `folder`/data; `make` makes it there the first time.
+def copy_of_first(name: str, server: Path, options: object, folder: Path, make: Callable[[], None]) -> None:
+    """Copy the empty database of an earlier start to `folder`/data; without one, `make` makes it there.
 
-    MySQL takes 10 s to make one. `name`, `server` and the `options` of its creation tell which one it is.
+    MySQL takes 10 s to make one. `name`, `server` and the `options` of its creation tell which one it is. In
+    a cache folder that can't be written none is kept.
     """
     data, status = folder / "data", server.resolve().stat()
     made_by = (str(server), status.st_size, status.st_mtime_ns, os.geteuid(), options)
-
-    def move(target: Path) -> None:
+    kept = programs_folder() / f"{name}-empty-{zlib.crc32(repr(made_by).encode()):08x}"
+    try:
+        shutil.copytree(kept, data)
+    except OSError:
+        shutil.rmtree(data, ignore_errors=True)
         make()
-        shutil.move(data, target)
-
-    kept = made_once(f"{name}-data-{zlib.crc32(repr(made_by).encode()):08x}", move)
-    shutil.copytree(kept, data)
-    data.chmod(mode)
+        with suppress(OSError):
+            _keep(data, kept)
+        return
     if owner := process_owner():
-        hand_over(data)
-        for path in data.rglob("*"):
+        for path in [data, *data.rglob("*")]:
             os.chown(path, owner["user"], owner["group"])
+
+
+def _keep(data: Path, kept: Path) -> None:
+    """Keep a copy of an empty database, with its modes: only its owner may read its keys."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="new-") as scratch:
+        new = Path(scratch, "all")
+        shutil.copytree(data, new)
+        os.sync()  # a crash of the machine must not leave a damaged one to all later servers
+        new.rename(kept)
+        of_kind = kept.parent.glob(f"{kept.name.rpartition('-')[0]}-*")
+        for old in sorted(of_kind, key=lambda one: one.stat().st_mtime)[:-_KEPT]:
+            old.rename(Path(scratch, old.name))  # at once: another process may be copying it
 
 
 def run(command: Sequence[str], folder: Path, group: int) -> None:

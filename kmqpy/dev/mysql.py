@@ -19,7 +19,7 @@ _OPTIONS = {
     "skip-log-bin": None,
     "performance-schema": "OFF",
 }
-# While an empty database is made, nothing of value can be lost: no sync.
+# While an empty database is made, nothing of value can be lost; copy_of_first() syncs what it keeps.
 _UNSAFE = {
     "innodb-flush-method": "nosync",
     "innodb-flush-log-at-trx-commit": "0",

@@ -20,10 +20,9 @@ def _find() -> list[Path]:
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     server, initdb = programs
     options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
-    # Without a sync only a crash of the machine could damage the new database, which is useless then anyway.
+    # copy_of_first() syncs what it keeps.
     command = [str(initdb), "--pgdata=data", "--no-sync", *options]
-    # It refuses a folder that others can enter.
-    copy_of_first("postgresql", server, options, folder, lambda: run(command, folder, group), mode=0o700)
+    copy_of_first("postgresql", server, options, folder, lambda: run(command, folder, group))
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:

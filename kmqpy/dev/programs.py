@@ -78,13 +78,18 @@ def runnable(program: Path) -> Path:
     return made_once(digest, lambda target: _copy(program, target)) / program.name
 
 
+def programs_folder() -> Path:
+    """The folder of unpacked programs; it may be missing."""
+    root = os.geteuid() == 0 and "KMQ_CACHE" not in os.environ
+    return (CACHE_OF_ROOT if root else cache_folder()) / "programs"
+
+
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return the folder `name` of unpacked programs; if it is missing, `make` makes it, with its files.
 
     Raises ClusterError if the user of the servers can't enter it.
     """
-    root = os.geteuid() == 0 and "KMQ_CACHE" not in os.environ
-    parent = (CACHE_OF_ROOT if root else cache_folder()) / "programs"
+    parent = programs_folder()
     target = parent / name
     if not target.exists():
         parent.mkdir(parents=True, exist_ok=True)

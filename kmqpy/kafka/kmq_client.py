@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
-from kmqpy.core.durations import Duration
+from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
@@ -391,12 +391,18 @@ class KmqClient(Closeable):
             Fenced: The group goes on without this client.
             Closed: It was closed.
         """
-        with self._telemetry.operating(self.name, "receive"), self._consumer.use(takes=True) as consumer:
-            try:
-                return consumer.receive(max_messages, wait=wait, lease=lease)
-            except Closed:
-                self._consumer.check_open()
-                return []  # this client is open; leave_group() has closed the consumer
+        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
+        with self._telemetry.operating(self.name, "receive"):
+            while True:
+                left_s = max(0.0, deadline - self._clock.monotonic())
+                with self._consumer.use(takes=True) as consumer:
+                    found: list[KafkaMessage] = []
+                    try:
+                        found = consumer.receive(max_messages, wait=left_s, lease=lease)
+                    except Closed:
+                        self._consumer.check_open()  # else leave_group() or another taker has closed it
+                if found or not consumer.outdated or self._clock.monotonic() >= deadline:
+                    return found
 
     def __iter__(self) -> Iterator[KafkaMessage]:
         """Yield messages one by one, for as long as the client is open.

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ConfigSource,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -264,8 +265,13 @@ class Topics:
                 break  # otherwise a topic was deleted meanwhile, or this broker does not know it yet
         return {name: _topic_info(name, topics[name], config) for name, config in configs.items()}
 
-    def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    def own_config(self, name: str) -> dict[str, str]:
+        """The settings that a topic has of its own, which are not those of brokers or of Kafka."""
+        return self._configs([name], own=True).get(name, {})
+
+    def _configs(self, names: Sequence[str], *, own: bool = False) -> dict[str, dict[str, str]]:
         """The settings of those topics that exist."""
+        of_topic = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_TOPIC_CONFIG.value)
         described: dict[str, dict[str, ConfigEntry] | None] = self._ask(
             "describe {}",
             names,
@@ -275,7 +281,11 @@ class Topics:
             none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         return {
-            name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
+            name: {
+                key: entry.value
+                for key, entry in entries.items()
+                if entry.value is not None and (not own or entry.source in of_topic)
+            }
             for name, entries in described.items()
             if entries is not None
         }

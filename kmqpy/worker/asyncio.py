@@ -140,15 +140,11 @@ class AsyncQueue:
         group: str | None = None,
     ) -> list[str]:
         """See Queue.send_many."""
-        return await self.call(
-            self._queue.send_many,
-            bodies,
-            key=key,
-            headers=headers,
-            delay=delay,
-            priority=priority,
-            group=group,
-        )
+        # What only some storages have is passed where it is given: a queue of somebody's own may lack it.
+        more: dict[str, Any] = {} if group is None else {"group": group}
+        if priority:
+            more["priority"] = priority
+        return await self.call(self._queue.send_many, bodies, key=key, headers=headers, delay=delay, **more)
 
     async def receive(
         self,
@@ -159,7 +155,7 @@ class AsyncQueue:
         one_per_group: bool = False,
     ) -> Sequence[Message]:
         """See Queue.receive."""
-        how: dict[str, Any] = {"lease": lease, "one_per_group": one_per_group}
+        how: dict[str, Any] = {"lease": lease, **({"one_per_group": True} if one_per_group else {})}
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
             left = max(0.0, deadline - self._clock.monotonic())

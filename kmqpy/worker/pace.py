@@ -16,6 +16,8 @@ _BURST_S = 0.05
 """Who was late may start at once what he could have started in so many seconds, and at least one."""
 _TRIED_AGAIN = 12
 """A message that was tried before is held back for so many pauses, if there are others."""
+_MOST_TRIED = 10_000
+"""So many messages that were tried are remembered."""
 _ALONE_S = 1.0
 """Else it is held back for so many seconds beyond the pause, in which another one would come."""
 _AHEAD_S = 1.0
@@ -184,6 +186,8 @@ class Pace:
         self._tries_at = now + self._pause_s
         is_soon = self._is_alone or message_id not in self._tried_before
         self._is_alone = False
+        if len(self._tried_before) >= _MOST_TRIED:  # those come again soon once more
+            self._tried_before.clear()
         self._tried_before.add(message_id)
         return self._pause_s + _ALONE_S if is_soon else _TRIED_AGAIN * self._pause_s
 

@@ -1,8 +1,8 @@
 """Clients of a queue with lanes: order, shares, one assignment, acknowledgements."""
 
 import asyncio
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import bodies, collect, delete_topic, nothing_comes, until
@@ -177,28 +177,21 @@ def test_a_client_notices_lanes_that_are_added(make_queue, monkeypatch):
     assert client.settings.retry_lane
 
 
-def test_a_client_that_two_threads_use_all_the_time_notices_lanes_that_are_added(make_queue, monkeypatch):
+def test_a_client_by_which_two_threads_wait_for_messages_notices_lanes_that_are_added(
+    make_queue, monkeypatch
+):
     queue = make_queue(lease_ms=30_000)
     monkeypatch.setattr(topic_identity, "_ASK_FOR_OTHERS_EVERY_S", 0.3)
-    client, found, done = queue.client(), [], threading.Event()
-
-    def take():
-        while not done.is_set():
-            found.extend(client.receive(wait=5))
-
-    threads = [threading.Thread(target=take) for _ in range(2)]
-    try:
-        for thread in threads:
-            thread.start()
+    client = queue.client()
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(client.receive, 1, wait=60) for _ in range(2)]
         until(lambda: client.partitions)
         with Admin(queue.connection, queue.zookeeper) as admin:
             admin.alter_queue(queue.name, retry_lane=True)
+        until(lambda: client.settings.retry_lane)
         retried(queue, "r")
-        until(lambda: bodies(found) == ["r"])
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+        retried(queue, "s")
+        assert sorted(bodies(one.result()[0] for one in waiting)) == ["r", "s"]
 
 
 def test_an_id_leads_to_the_lane(make_queue):

@@ -89,7 +89,7 @@ class FakeQueue:
     def send(self, body, *, key=None, headers=None, delay=0) -> str:
         return self.put(body, key, headers=headers)
 
-    def send_many(self, bodies: Iterable[bytes | str], *, key=None, headers=None, **_) -> list[str]:
+    def send_many(self, bodies: Iterable[bytes | str], *, key=None, headers=None, delay=0) -> list[str]:
         return [
             self.put(body.body, body.key, headers=body.headers)
             if isinstance(body, OutgoingMessage)
@@ -97,7 +97,7 @@ class FakeQueue:
             for body in bodies
         ]
 
-    def receive(self, max_messages: int = 100, *, wait: Any = 1.0, lease: Any = None, **_) -> list[Message]:
+    def receive(self, max_messages: int = 100, *, wait: Any = 1.0, lease: Any = None) -> list[Message]:
         self.before_receive()
         with self.changed:
             if self.closed:

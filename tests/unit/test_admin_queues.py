@@ -1,9 +1,12 @@
 """What does not need servers."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.queue_alteration import QueueAlteration
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import Records, SettingsMirror
@@ -105,6 +108,41 @@ def test_a_queue_is_named_by_its_settings_too_and_by_nothing_else():
 
 PLAIN = QueueSettings(name="q")
 LANED = QueueSettings(name="q", retry_lane=True, priorities=2)
+
+
+def test_lanes_get_what_somebody_has_set_for_the_topic_at_the_second_try_too():
+    class NewTopics(FakeTopics):
+        """A broker shows no settings of new topics yet; the first is refused."""
+
+        set, refuses = dict[str, dict[str, str]](), True
+
+        def describe(self, names, *, with_config=False):
+            shown = [name for name in names if name in self.there and (name == "q" or not with_config)]
+            return {name: TopicInfo(name, "id", 1, 1, {"flush.ms": "9"}) for name in shown}
+
+        def own_config(self, name):
+            return {"retention.ms": "-1"} if name == "q" else {}
+
+        def create(self, settings, *_):
+            self.there |= set(topics_of(settings))
+
+        def configure(self, topic, settings):
+            if self.refuses:
+                self.refuses = False
+                raise AccessDenied
+            self.set[topic] = settings
+
+        def grow(self, *_):
+            pass
+
+    registry, topics = FakeRegistry(PLAIN), NewTopics(*topics_of(PLAIN))
+    registry.register = lambda *_, **__: True
+    context = SimpleNamespace(registry=registry, topics=topics, mirror_settings=lambda settings: settings)
+    with pytest.raises(AccessDenied):
+        QueueAlteration(context).alter("q", None, None, {"retry_lane": True})
+    QueueAlteration(context).alter("q", None, None, {"retry_lane": True})
+    set_for = {"retention.ms": "-1"}
+    assert topics.set == {"q__retry": set_for, "q__retry__markers": set_for}
 
 
 @pytest.mark.parametrize(

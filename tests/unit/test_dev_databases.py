@@ -141,30 +141,57 @@ def test_a_mysqld_of_mariadb_is_not_taken_for_mysqls_and_without_apt_the_advice_
     assert [*(tmp_path / "cache" / "programs").iterdir()] == []
 
 
-def test_an_empty_database_is_made_once_and_each_server_has_a_copy(tmp_path, monkeypatch, as_user):
-    monkeypatch.setenv("KMQ_CACHE", str(tmp_path / "cache"))
-    server, made = a_program(tmp_path / "bin", "server"), []
+@pytest.fixture
+def copied(tmp_path):
+    """Makes the data of a new server; `copied.made` has those whose database was made, not copied."""
+    server = a_program(tmp_path / "bin", "server")
 
     def copied(name: str, *options: str) -> Path:
         folder = tmp_path / name
 
         def make() -> None:
-            made.append(name)
+            copied.made.append(name)
             (folder / "data" / "empty").mkdir(parents=True)
-            (folder / "data" / "file").write_text("first")
+            (folder / "data").chmod(0o700)
+            (folder / "data" / "key").write_text("first")
+            (folder / "data" / "key").chmod(0o600)
 
-        copy_of_first("kind", server, options, folder, make, mode=0o700)
+        copy_of_first("kind", server, options, folder, make)
         return folder / "data"
 
+    copied.made, copied.server = [], server
+    return copied
+
+
+def test_an_empty_database_is_made_once_and_each_server_has_a_copy(tmp_path, monkeypatch, as_user, copied):
+    cache, synced = tmp_path / "cache", []
+    monkeypatch.setenv("KMQ_CACHE", str(cache))
+    monkeypatch.setattr(os, "sync", lambda: synced.append([*cache.rglob("kind-*")]))
     one, two = copied("one"), copied("two")
-    one.joinpath("file").write_text("changed")
-    assert (two / "file").read_text() == "first"
+    assert synced == [[]], "synced before it has its name"
+    one.joinpath("key").write_text("changed")
+    assert (two / "key").read_text() == "first"
     assert (two / "empty").is_dir()
-    assert two.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in [two, *cache.rglob("kind-*")]} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in [two / "key", *cache.rglob("key")]} == {0o600}
     copied("three", "other options")
-    server.write_text("#!/bin/sh\n# newer\n")
+    copied.server.write_text("#!/bin/sh\n# newer\n")
     copied("four")
-    assert made == ["one", "three", "four"]
+    copied("five", "other options")
+    copied("six")
+    assert copied.made == ["one", "three", "four", "five"]
+    assert len([*cache.rglob("kind-*")]) == 3
+    copied("seven", "other options")
+    assert len(copied.made) == 4
+
+
+def test_a_cache_that_can_not_be_used_is_no_reason_not_to_start(tmp_path, monkeypatch, as_root, copied):
+    monkeypatch.setenv("KMQ_CACHE", str(copied.server / "cache"))
+    assert (copied("one") / "key").read_text() == "first"
+    (tmp_path / "closed").mkdir(mode=0o700)
+    monkeypatch.setenv("KMQ_CACHE", str(tmp_path / "closed"))
+    assert {(copied(name) / "key").read_text() for name in ("two", "three")} == {"first"}
+    assert copied.made == ["one", "two"]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,13 @@ class TestBreaker:
             held.append(pace.end(message_id, OSError(), 0))
         assert held == [2 + 1, 3 + 1, 12 * 3, 3 + 1, 12 * 3]
 
+    def test_what_was_tried_in_an_outage_of_weeks_is_forgotten(self):
+        pace = self.opened()
+        for number in range(20_001):
+            pace.begin(f"t{number}")
+            pace.end(f"t{number}", OSError(), 0)
+        assert pace._tried_before == {"t20000"}
+
     def test_what_does_not_fail_closes_it_at_once(self):
         pace = self.opened()
         pace.wait_s(1)

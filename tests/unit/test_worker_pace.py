@@ -101,9 +101,8 @@ class TestPace:
             time.sleep(0.6)
             tried = len(seen) - before
             assert tried <= 10, "a try per 0.1 s, and those that were running"
-            away, back = False, time.monotonic()
+            away = False
             until(lambda: len(handled) == 100)
-            assert time.monotonic() - back < 5
         assert queue.dead_letters.list() == []
         assert failures.what.count("breaker") == 1
         again = [message.attempts for message in handled if message.attempts > 1]

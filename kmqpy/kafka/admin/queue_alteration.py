@@ -66,20 +66,23 @@ class QueueAlteration:
                 self._context.topics.configure(topic, {"retention.ms": retention_ms})
         adds_lanes = bool(topics_of(settings).keys() - topics_of(before).keys())
         if adds_lanes:
-            self._add_lanes(settings, existing, max(counts))
+            self._add_lanes(settings, existing, max(counts), before)
         if not self._context.registry.register(settings, max(counts), before=before):
             return None
         if adds_lanes:  # whoever was removing such a lane has perhaps deleted its topics meanwhile
-            self._add_lanes(settings, existing, max(counts))
+            self._add_lanes(settings, existing, max(counts), before)
         return settings
 
-    def _add_lanes(self, settings: QueueSettings, existing: TopicInfo, partitions: int) -> None:
+    def _add_lanes(
+        self, settings: QueueSettings, existing: TopicInfo, partitions: int, before: QueueSettings
+    ) -> None:
         """Create the topics of lanes that are missing, like the queue topic."""
         topics = self._context.topics
         check_topics(settings, self._context.registry.every_queue()[0])
-        wanted = topics.describe([settings.name], with_config=True)[settings.name].config
+        wanted = topics.own_config(settings.name)
         of_lanes = [name for name, role in topics_of(settings).items() if "lane" in role]
-        new = set(of_lanes).difference(topics.describe(of_lanes))
+        # Also what was made by an alter() that failed then.
+        new = set(of_lanes).difference(topics.describe(of_lanes).keys() & topics_of(before).keys())
         topics.create(settings, existing.partitions, existing.replication, ample_retention_ms(settings))
         made = topics.describe(list(new), with_config=True)
         like_it = {key: wanted[key] for key in _LIKE_THE_QUEUE if key in wanted}

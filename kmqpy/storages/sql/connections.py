@@ -67,6 +67,13 @@ class Connections:
         """
         return self._repeated(lambda: self._attempt(work, then, several=several), repeatable=repeatable)
 
+    def try_now(self, work: Callable[[Cursor], object]) -> None:
+        """Run `work(cursor)` in a transaction, once, if a connection lies idle; the database may fail."""
+        pool = self.pool.pool
+        if isinstance(pool, sqlalchemy.QueuePool) and pool.checkedin():
+            with suppress(_TransactionFailed):
+                self._attempt(work, None, several=True)
+
     def _repeated(self, attempt: Callable[[], T], *, repeatable: bool) -> T:
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
         attempts = 0

@@ -218,9 +218,8 @@ class SqlEngine:
 
         if connection is not None:
             if apart:
-                with suppress(Unavailable):
-                    clean_keys = partial(clean, self._dialect, parameters=parameters, count=len(rows))
-                    self._run(clean_keys, several=True)
+                count = len(rows)
+                self._connections.try_now(lambda cursor: clean(self._dialect, cursor, parameters, count))
             return self._connections.within(connection, put_and_tell)
         several = is_unique or not self._dialect.is_one_statement
         ids: list[int] = []
@@ -339,7 +338,9 @@ class SqlEngine:
             names = ("purge_ready", "purge_unready")
             purged = sum(self._dialect.change(cursor, name, parameters) for name in names)
             if queue.settings.keeps_groups:
-                self._show_left(cursor, parameters)
+                # Takers have perhaps let new rows wait, meanwhile, for what is gone now.
+                cursor.execute(self._sql["left_groups"], parameters)
+                go_on(self._dialect, cursor, [group for (group,) in cursor.fetchall()], parameters)
             return purged
 
         return self._after_passing_time(queue, purge)
@@ -380,9 +381,11 @@ class SqlEngine:
         """See Engine."""
 
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
-            purged = self._dialect.change(cursor, "purge_dead", parameters)
-            if queue.settings.holds:
-                self._show_left(cursor, parameters)
+            if not queue.settings.holds:
+                return self._dialect.change(cursor, "purge_dead", parameters)
+            held = partial(held_groups, self._dialect, cursor, parameters)
+            purged, groups = change_grouped(self._dialect, cursor, "purge_dead", parameters, held)
+            go_on(self._dialect, cursor, groups, parameters)
             return purged
 
         purged = self._after_passing_time(queue, purge)
@@ -540,11 +543,10 @@ class SqlEngine:
                 self._add_again(cursor, queue, gone)
             groups: list[int] = []
             if in_groups:
-                ids = [one.id for one in takes]
-                within = connection is not None
-                done, groups = change_grouped(
-                    self._dialect, cursor, name, parameters, ids, within=within, reader=reader or cursor
-                )
+                if connection is not None:  # else it would not see what a taker lets wait meanwhile
+                    check_isolation(self._dialect, cursor, "groups")
+                of_takes = partial(groups_of, self._dialect, reader or cursor, [one.id for one in takes])
+                done, groups = change_grouped(self._dialect, cursor, name, parameters, of_takes)
             else:
                 done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
@@ -587,14 +589,6 @@ class SqlEngine:
                 "group": row.group,
             }
             cursor.execute(self._sql["add_again"], {**parameters, **given})
-
-    def _show_left(self, cursor: Cursor, parameters: Mapping[str, Any]) -> None:
-        """After a purge, let each group go on in which something waits.
-
-        Takers have perhaps let new rows wait, meanwhile, for what is gone now.
-        """
-        cursor.execute(self._sql["left_groups"], parameters)
-        go_on(self._dialect, cursor, [group for (group,) in cursor.fetchall()], parameters)
 
     def _after_passing_time(
         self, queue: QueueRow, work: Callable[[Cursor, dict[str, Any]], T], **parameters: Any

@@ -283,7 +283,8 @@ def group_statements(
     """
     texts = {**_SHARED, **_OWN[dialect]}
     if dialect in _RETURNING:
-        texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in ("pass_time", "finish")}
+        changing = ("pass_time", "finish", "purge_dead")
+        texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in changing}
         found = texts["first_behind"]
         found = f"= ANY (ARRAY({found}))" if dialect == "postgresql" else f"IN ({found})"
         texts["show_first"] = texts["show"].replace("{by_ids}", f"id {found}")

@@ -253,24 +253,15 @@ def change_grouped(
     cursor: Cursor,
     name: str,
     parameters: Parameters,
-    ids: Sequence[int],
-    *,
-    within: bool,
-    reader: Cursor,
+    groups: Callable[[], list[int]],
 ) -> tuple[int, list[int]]:
-    """As Dialect.change(); also returns the groups of the rows with these ids.
-
-    within  True: in a transaction of the application's
-    reader  see go_on()
-    """
-    if within:  # else it would not see what a taker lets wait meanwhile
-        check_isolation(dialect, cursor, "groups")
+    """As Dialect.change(); also returns the groups of the rows: `groups` reads them where it does not."""
     if f"{name}_in_groups" in dialect.sql:
         cursor.execute(dialect.sql[f"{name}_in_groups"], parameters)
         found = [group for (group,) in cursor.fetchall()]
         return len(found), found
-    groups = groups_of(dialect, reader, ids)
-    return dialect.change(cursor, name, parameters), groups
+    found = groups()
+    return dialect.change(cursor, name, parameters), found
 
 
 def check_isolation(dialect: Dialect, cursor: Cursor, what: str) -> None:

@@ -586,7 +586,8 @@ def statements(dialect: DialectName, names: Names) -> dict[str, str]:
 
 
 def _groups(dialect: DialectName) -> dict[str, str]:
-    return group_statements(dialect, _OWN[dialect], columns=COLUMNS, nothing_due=_NOTHING_DUE, take=_TAKE)
+    others = {**_SHARED, **_OWN[dialect]}
+    return group_statements(dialect, others, columns=COLUMNS, nothing_due=_NOTHING_DUE, take=_TAKE)
 
 
 def schema(dialect: DialectName, names: Names) -> list[str]:

@@ -75,6 +75,7 @@ def test_lanes_are_added_to_a_queue_in_use_and_removed_once_they_are_empty(
     configs = {topic.name: topic.config for topic in admin.describe_queue(queue_name).topics}
     for key in ("retention.ms", "max.message.bytes", "flush.messages", "min.insync.replicas"):
         assert configs[retry.name][key] == configs[urgent.markers_topic][key] == configs[queue_name][key]
+    assert topics.own_config(retry.name).keys() & {"flush.messages", "flush.ms"} == {"flush.messages"}
     assert configs[retry.markers_topic]["message.timestamp.type"] == "LogAppendTime"
     send_to(urgent, connection, 3)
 

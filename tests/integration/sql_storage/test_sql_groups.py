@@ -378,18 +378,36 @@ def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
         assert taken(queue) == ["a2"]
 
 
+def test_a_purge_of_dead_letters_lets_only_those_go_on_that_they_held(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("h", order="group", on_dead_letter="hold")
+        queue = storage.open("h")
+        queue.send_many(
+            [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "b1", "b2", "c1", "c2")]
+        )
+        a1, *_ = queue.receive(9, wait=0, lease=60, one_per_group=True)
+        queue.dead_letter(a1, confirmed=True)
+        assert taken(queue) == []
+        queue.dead_letters.purge()
+        ready = f"SELECT body FROM {place.names.tables['messages']} WHERE state = 0"
+        assert [bytes(body) for (body,) in place.execute(ready)] == [b"a2"]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
-def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place) -> None:
+def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place, is_dead: bool) -> None:
     """On the others it can't happen, or takers look for what was forgotten."""
     messages = place.names.tables["messages"]
     with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("g", order="group")
+        storage.create("g", order="group", on_dead_letter="hold")
         queue = storage.open("g")
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
+        if is_dead:
+            queue.dead_letter(a1, confirmed=True)
         with place.application.connect() as taker:
             taker.execute(text(f"SELECT id FROM {messages} WHERE id = {a1.id} FOR UPDATE"))
-            purging = thread.submit(queue.purge)
+            purging = thread.submit(queue.dead_letters.purge if is_dead else queue.purge)
             waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE"
             while not place.execute(f"{waiting} 'DELETE FROM {messages}%%'"):
                 assert not purging.done()
@@ -416,6 +434,32 @@ def test_a_transaction_that_removes_old_dedup_ids_holds_nobody_up(
             connection.commit()
         left = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']} WHERE until_ms = 1")
     assert left == [(0,)]
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_old_dedup_ids_that_can_t_be_removed_at_once_hold_up_no_transaction(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
+    dedup, denies = place.names.tables["dedup"], f"{place.prefix}denies"
+    with storage_for(f"{place.url}&pool_size=2&timeout_ms=100s") as storage, ThreadPoolExecutor(1) as thread:
+        storage.create("w")
+        queue = storage.open("w")
+        queue.send("x", dedup_id="old")
+        place.execute(
+            f"UPDATE {dedup} SET until_ms = 1",
+            f"CREATE FUNCTION {denies}() RETURNS trigger LANGUAGE plpgsql "
+            "AS 'BEGIN RAISE insufficient_privilege; END'",
+            f"CREATE TRIGGER denies BEFORE DELETE ON {dedup} EXECUTE FUNCTION {denies}()",
+        )
+        with place.application.connect() as connection:
+            queue.send("denied", dedup_id="1", transaction=connection)
+            pool = storage._engine._connections.pool  # type: ignore[attr-defined]
+            with pool.connect(), pool.connect():
+                thread.submit(queue.send, "busy", dedup_id="2", transaction=connection).result(30)
+            connection.commit()
+        assert taken(queue, 9) == ["x", "denied", "busy"]
+    place.execute(f"DROP FUNCTION {denies} CASCADE")
 
 
 def test_a_take_does_not_look_again_and_again_at_what_a_transaction_holds_up(
