@@ -10,7 +10,8 @@ behind it yet, several of the last transactions may be gone, and the one whose c
 
 The tracker of a retry lane looks through the markers of the queue's other lanes, too, whose copies stand
 there (rule R46): behind a cut, and after each election, since it knows nothing of copies that nobody has
-taken. Those lanes name copies by offsets, and know no epochs of the retry lane. So it reads what is there.
+taken. Those lanes name copies by offsets, and know no epochs of the retry lane. So it reads what stands where
+leaders may have changed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _AFTER_AN_ELECTION = 10_000
 """So many of the last markers of each other lane are read."""
 _BEFORE_ITS_MARKERS_MS = 10_000
 """Copies may come into a new lane so long before its first marker; nothing had come into a former lane of its
-name for 15 s when that was removed."""
+name for 15 s when that was removed. Brokers stamp both, where topics are as kmqpy makes them."""
 _MOST_COPIES = 200_000
 """So many copies of each other lane are looked at: the first ones that may be gone."""
 
@@ -269,10 +270,8 @@ def lost_of_lanes(
         return {}
     start, most = search.start, _BEHIND_A_CUT
     if search.former is not None:
-        start, most = (
-            end_of_epoch(connection, queue.name, partition, search.former, clock=clock),
-            _AFTER_AN_ELECTION,
-        )
+        start = end_of_epoch(connection, queue.name, partition, search.former, clock=clock)
+        most = _AFTER_AN_ELECTION
     lanes: dict[str, CopiesInLane] = {}
     for lane, topic in queue.lane_markers.items():
         if lane != queue.name:
@@ -314,9 +313,7 @@ def lost_of_lanes(
     )
     lost: dict[str, list[int]] = {}
     for topic, numbers in gone.items():
-        last = {
-            at: number for number, at in numbers.items()
-        }  # of those that stood at one offset, by two cuts
+        last = {at: number for number, at in numbers.items()}  # of those at one offset, by two cuts
         finished = {n for at, n in last.items() if here.was_finished(at, is_used=(partition, at) in there)}
         lost[topic] = sorted(numbers.keys() - finished)
     return lost
