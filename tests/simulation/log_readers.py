@@ -99,10 +99,15 @@ class LogReader:
 
     @staticmethod
     def read_at(
-        connection: Connection, topic: str, places: Iterable[tuple[int, int]], *, clock: Any
+        connection: Connection,
+        topic: str,
+        places: Iterable[tuple[int, int]],
+        *,
+        keep: Callable[[Record], Any] = lambda record: record,
+        clock: Any,
     ) -> Steps:
         """The committed records at these places, as far as they exist."""
-        found: dict[tuple[int, int], Record] = {}
+        found: dict[tuple[int, int], Any] = {}
         for partition, offset in places:
             try:
                 yield from connection.reach()
@@ -110,7 +115,7 @@ class LogReader:
                 raise Unavailable(str(exception)) from exception
             log = connection.broker.logs[topic, partition]
             if log.start <= offset < log.stable and (record := log.records[offset]).is_data:
-                found[partition, offset] = record
+                found[partition, offset] = keep(record)
         return found
 
 

@@ -58,6 +58,7 @@ IO = {
     "send_tick",
     "serve",
     "decide",
+    "end_of_epoch",
     "sleep",
     "start",
     "verify",
