@@ -188,7 +188,7 @@ _MYSQL = {
     "claim_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, 0, 0 FROM {given_keys} ORDER BY given.dedup_key
 ON DUPLICATE KEY UPDATE message = {dedup}.message""",
-    # Whether the message is there, `still_there` finds out: a subquery would see what the transaction sees.
+    # A subquery would see messages that have ended since the transaction began.
     "keys": """SELECT d.dedup_key, d.message, CASE WHEN d.until_ms > {now} THEN 1 ELSE 0 END, NULL, 0
 FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys} FOR UPDATE""",
 }
