@@ -195,8 +195,8 @@ def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
         queue.send("1", group="a")
         queue.send("2", group="b")
         monkeypatch.setattr(SqlEngine, "_sync", lost)
-        (first,) = queue.receive(1, wait=0, lease=0.5)
-        (again,) = queue.receive(1, wait=10, lease=60)
+        (first,) = queue.receive(1, wait=0, lease=3)  # 1 must not come again meanwhile
+        (again,) = queue.receive(1, wait=30, lease=60)
     assert (first.body, again.body) == (b"2", b"1")
 
 
