@@ -23,8 +23,6 @@ class Pool(StrEnum):
     LOGS = "logs"
     """Looks at logs that may have been cut back: after an election, redelivery of a partition waits for its
     look (rule R39 of docs/rules.md)."""
-    SEARCHES = "searches"
-    """Searches for messages whose copies were cut away: redelivery does not wait for these jobs."""
     COUNTING = "counting"
     """Counts of messages for /metrics, and the search for consumers that are cut off: nothing waits for
     these jobs."""
@@ -37,7 +35,7 @@ class BackgroundJobs:
     """Runs jobs in threads. Queues their results for the main loop, the only thread that changes state."""
 
     def __init__(self, workers: int, problems: Problems) -> None:
-        sizes = dict.fromkeys(Pool, 1) | {Pool.REDELIVERY: workers, Pool.ENDS: 2, Pool.LOGS: 2}
+        sizes = {Pool.REDELIVERY: workers, Pool.ENDS: 2, Pool.LOGS: 2, Pool.COUNTING: 1, Pool.HOUSEKEEPING: 1}
         self._pools = {
             pool: ThreadPoolExecutor(sizes[pool], thread_name_prefix=f"kmq-{pool}") for pool in Pool
         }
@@ -84,7 +82,6 @@ class BackgroundJobs:
                 self._problems.survived("result", error)
 
     def close(self) -> None:
-        """Wait until all jobs have ended. Looks, searches and counts that have not begun are cancelled."""
-        cancelled = (Pool.LOGS, Pool.SEARCHES, Pool.COUNTING)
+        """Wait until all jobs have ended. Jobs of the COUNTING pool that have not begun are cancelled."""
         for name, pool in self._pools.items():
-            pool.shutdown(wait=True, cancel_futures=name in cancelled)
+            pool.shutdown(wait=True, cancel_futures=name is Pool.COUNTING)

@@ -7,7 +7,6 @@ look for cuts, too, and tell them before they take messages behind a cut.
 from __future__ import annotations
 
 import logging
-import math
 from functools import partial
 
 from kmqpy.errors import KmqError, Unavailable
@@ -45,10 +44,9 @@ class CutKeeper(TrackerPart):
             return  # a marker waits that names a message behind the end: it may have been cut away
         seen = part.last_known
         if part.copies_epoch < end.epoch and part.queue.is_retry_lane:
-            former, part.copies_epoch = part.copies_epoch, end.epoch
-            # A search that waits behind another will see what this election has taken away, too.
-            if all(one.former is None for one in part.searches[1:]):
-                self._seek_lost_copies(part, CopySearch(-1, of_lanes=True, former=former))
+            part.copies_epoch = end.epoch
+            if not any(one.of_lanes for one in part.searches[1:]):  # else one has not begun
+                self._seek_lost_copies(part, CopySearch(end.offset, of_lanes=True))
         if seen.epoch < end.epoch and (seen.offset < 0 or seen.epoch < 0):
             part.is_intact(seen, end.epoch)
             seen = part.last_known
@@ -102,8 +100,6 @@ class CutKeeper(TrackerPart):
         )
         part.log_was_cut(start, end, cut_away.messages, self._clock.monotonic())
         self._seek_lost_copies(part, CopySearch(start))
-        if part.queue.is_retry_lane:
-            self._seek_lost_copies(part, CopySearch(start, of_lanes=True))
 
     def not_told(self, part: OwnedPartition, begin: StartPosition) -> None:
         """Report a cut that a takeover has found, and does not tell; see StartPosition.untold."""
@@ -144,30 +140,18 @@ class CutKeeper(TrackerPart):
     def _seek_lost_copies(self, part: OwnedPartition, search: CopySearch) -> None:
         """Look for messages whose copies were cut away, one search after the other, until each has worked."""
         part.searches.append(search)
-        self._search(part, self._clock.monotonic())
+        if len(part.searches) == 1:
+            self._search(part)
 
-    def search(self, now: float) -> None:
-        """Begin the searches that are due."""
-        for part in self._partitions.values():
-            with self._supervisor.surviving(part):
-                self._search(part, now)
-
-    def _search(self, part: OwnedPartition, now: float) -> None:
-        if not part.searches or now < part.search_at:
-            return
-        part.search_at = math.inf
-        cuts, searches = part.state.cuts, part.searches
-
-        def may_write() -> bool:
-            owns = self._partitions.get(part.key) is part and part.searches is searches
-            return owns and self._leadership.may_redeliver()
-
+    def _search(self, part: OwnedPartition, pause_s: float = 0.0) -> None:
+        cuts = part.state.cuts
         job = partial(
             redeliver_lost_copies,
-            *(self._connection, part.queue, part.number, cuts, searches[0], self._tick_writer, may_write),
+            *(self._connection, part.queue, part.number, cuts, part.searches[0], self._tick_writer),
             clock=self._clock,
+            pause_s=pause_s,
         )
-        self._jobs.run(Pool.SEARCHES, job, partial(self._searched, part, part.topic_ids, searches, cuts))
+        self._jobs.run(Pool.LOGS, job, partial(self._searched, part, part.topic_ids, part.searches, cuts))
 
     def _searched(
         self,
@@ -182,9 +166,8 @@ class CutKeeper(TrackerPart):
         with self._supervisor.surviving(part):
             if part.searches is not searches:
                 return  # the partition is read anew
-            now = part.search_at = self._clock.monotonic()
             if cuts != part.state.cuts:
-                self._search(part, now)  # a cut was told meanwhile, and more copies may be gone
+                self._search(part)  # a cut was told meanwhile, and more copies may be gone
                 return
             try:
                 if isinstance(redelivered, Exception):
@@ -192,7 +175,7 @@ class CutKeeper(TrackerPart):
             except KmqError as error:
                 part.problems.election = f"it is not known whether copies were cut away: {error}"
                 self._problems.warn("cut", part.key, "copies cut away can't be looked for", error=str(error))
-                part.search_at = now + _PAUSE_S
+                self._search(part, _PAUSE_S)
                 return
             part.problems.election = None
             if redelivered:
@@ -201,7 +184,8 @@ class CutKeeper(TrackerPart):
                     extra={**self._problems.about(part.key), "count": redelivered},
                 )
             part.searches.pop(0)
-            self._search(part, now)
+            if part.searches:
+                self._search(part)
 
     def _looked(
         self,

@@ -77,21 +77,6 @@ def find_cut(
         search.close()
 
 
-def end_of_epoch(
-    connection: KafkaConnection, topic: str, partition: int, epoch: int, *, clock: Clock = SYSTEM_CLOCK
-) -> int:
-    """The offset after the last record whose leader epoch is not above `epoch`; the log start without one.
-
-    Raises as find_cut() does.
-    """
-    search = _Search(connection, topic, partition, None, clock)
-    try:
-        with librdkafka.kafka_errors(f"read {topic}, partition {partition}", connection):
-            return search.end_of(epoch)
-    finally:
-        search.close()
-
-
 class _Search:
     """Reads single records of a partition, uncommitted ones included."""
 
@@ -148,11 +133,6 @@ class _Search:
             first = self._first_from(cut.start, log)
             return cut if first is not None and first.offset() < offset else None
         return cut
-
-    def end_of(self, epoch: int) -> int:
-        """See end_of_epoch(). Raises KafkaException, Unavailable."""
-        log = self._ask()
-        return self._cut_before(log.end, None, epoch, log).start
 
     def _cut_before(self, end: int, behind: Any, epoch: int, log: _Log) -> Cut:
         """The cut at or before offset `end`; `behind` is the first record from `end` on, None without one."""

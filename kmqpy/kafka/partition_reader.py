@@ -132,14 +132,9 @@ def scan_since(
 
 
 def read_at(
-    connection: KafkaConnection,
-    topic: str,
-    places: Iterable[tuple[int, int]],
-    *,
-    keep: Callable[[Any], Any] = lambda record: record,
-    clock: Clock = SYSTEM_CLOCK,
+    connection: KafkaConnection, topic: str, places: Iterable[tuple[int, int]], *, clock: Clock = SYSTEM_CLOCK
 ) -> dict[tuple[int, int], Any]:
-    """The records with these (partition, offset), as far as they exist; of each what `keep` returns.
+    """The records with these (partition, offset), as far as they exist.
 
     Raises Unavailable when Kafka sends nothing in time, TopicError when the topic is gone.
     """
@@ -154,7 +149,7 @@ def read_at(
             offsets = wanted[partition]
             while offsets and offsets[-1] <= offset:
                 if offsets.pop() == offset:
-                    found[partition, offset] = keep(record)
+                    found[partition, offset] = record
             place.position = offset + 1
             if not offsets:
                 reader.leave(partition)

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmqpy.dev import Cluster
 from kmqpy.errors import TopicError, Unavailable
-from kmqpy.kafka.cut_search import end_of_epoch, find_cut
+from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.settings import KafkaConnection
 from tests.cut_logs import cut_logs
@@ -61,16 +61,6 @@ def in_transaction(cluster: Cluster, partition: int, count: int) -> None:
 @pytest.mark.parametrize("known", [6, 7, 8, 9, 100])
 def test_a_log_that_was_written_anew(connection: KafkaConnection, known: int) -> None:
     assert find_cut(connection, TOPIC, NEW, offset=known, epoch=0) == Cut(2, 6, 0)
-
-
-@pytest.mark.parametrize(
-    ("partition", "epoch", "end"),
-    [(NEW, 0, 6), (NEW, 1, 6), (NEW, 2, 9), (EMPTY, 0, 6), (UNCUT, 0, 2), (DELETED, 0, 10), (ALL, 0, 0)],
-)
-def test_where_the_records_of_former_leaders_end(
-    connection: KafkaConnection, partition: int, epoch: int, end: int
-) -> None:
-    assert end_of_epoch(connection, TOPIC, partition, epoch) == end
 
 
 @pytest.mark.parametrize("partition", [NEW, EMPTY])

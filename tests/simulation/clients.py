@@ -46,7 +46,7 @@ def watch(connection: Connection, *rest: Any) -> Any:
 
 cut_search = stepwise(
     "kmqpy.kafka.cut_search",
-    {"find_cut", "end_of_epoch", "find", "end_of", "_cut_before", "_ask", "_ask_end", "_first_from"},
+    {"find_cut", "find", "_cut_before", "_ask", "_ask_end", "_first_from"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )

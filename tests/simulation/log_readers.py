@@ -99,15 +99,10 @@ class LogReader:
 
     @staticmethod
     def read_at(
-        connection: Connection,
-        topic: str,
-        places: Iterable[tuple[int, int]],
-        *,
-        keep: Callable[[Record], Any] = lambda record: record,
-        clock: Any,
+        connection: Connection, topic: str, places: Iterable[tuple[int, int]], *, clock: Any
     ) -> Steps:
         """The committed records at these places, as far as they exist."""
-        found: dict[tuple[int, int], Any] = {}
+        found: dict[tuple[int, int], Record] = {}
         for partition, offset in places:
             try:
                 yield from connection.reach()
@@ -115,7 +110,7 @@ class LogReader:
                 raise Unavailable(str(exception)) from exception
             log = connection.broker.logs[topic, partition]
             if log.start <= offset < log.stable and (record := log.records[offset]).is_data:
-                found[partition, offset] = keep(record)
+                found[partition, offset] = record
         return found
 
 

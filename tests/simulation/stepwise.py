@@ -58,7 +58,6 @@ IO = {
     "send_tick",
     "serve",
     "decide",
-    "end_of_epoch",
     "sleep",
     "start",
     "verify",

@@ -128,8 +128,7 @@ def _controlled_search(*given: Any) -> Steps:
 
 _lost_copies = stepwise(
     "tracker.redelivery.lost_copies",
-    {"redeliver_lost_copies", "lost_of_own", "lost_of_lanes", "time_of"},
-    end_of_epoch=cut_search.end_of_epoch,
+    {"redeliver_lost_copies", "lost_of_lanes", "write_lost", "time_of"},
     partition_reader=LogReader,
 )
 LostOfLanes = _lost_copies.lost_of_lanes

@@ -34,7 +34,6 @@ class World:
         self.part.start_reading(InFlight(), now=0.0)
         self.part.topic_ids = ("a", "b")
         self.now = 0.0
-        self.may_redeliver = True
         self.jobs = []
         context = MagicMock(
             connection=None,
@@ -43,7 +42,6 @@ class World:
             partitions={self.part.key: self.part},
             jobs=SimpleNamespace(run=lambda _pool, job, then: self.jobs.append((job, then))),
             problems=MagicMock(about=lambda _key: {}),
-            leadership=SimpleNamespace(may_redeliver=lambda: self.may_redeliver),
             supervisor=SimpleNamespace(surviving=lambda _part: nullcontext()),
         )
         self.ticks = MagicMock()
@@ -132,7 +130,7 @@ def test_r39_of_two_cuts_each_has_its_search():
 
 def test_r46_after_an_election_copies_of_other_lanes_are_looked_for_once():
     lane, main = QueueSettings(name="q", retry_lane=True).lanes()
-    for queue, searches in ((lane, [CopySearch(-1, of_lanes=True, former=0)]), (main, [])):
+    for queue, searches in ((lane, [CopySearch(20, of_lanes=True)]), (main, [])):
         world = World(LogEnd(20, 1), known_end=LogEnd(0, 0), queue=queue)
         for end in (20, 21):
             world.keeper.end_told(world.part, LogEnd(end, 1))
@@ -140,51 +138,6 @@ def test_r46_after_an_election_copies_of_other_lanes_are_looked_for_once():
     world = World(LogEnd(20, 1), known_end=LogEnd(0, 1), queue=lane)
     world.keeper.end_told(world.part, LogEnd(20, 1))
     assert world.part.searches == [], "before the takeover"
-
-
-def test_r46_behind_a_cut_a_retry_lane_looks_for_its_copies_and_those_of_others():
-    (lane, _) = QueueSettings(name="q", retry_lane=True).lanes()
-    world = World(LogEnd(1000, 5), queue=lane)
-    world.read(tick(0, ONE))
-    world.finish(0)
-    assert world.part.searches == [CopySearch(10, of_lanes=True)]
-
-
-def test_r46_a_search_that_fails_begins_again_after_two_seconds_with_the_transactions_of_the_first():
-    (lane, _) = QueueSettings(name="q", retry_lane=True).lanes()
-    world = World(LogEnd(20, 1), known_end=LogEnd(0, 0), queue=lane)
-    world.keeper.end_told(world.part, LogEnd(20, 1))
-    (search,) = world.part.searches
-    world.finish(Unavailable("a transaction is open"))
-    for second, begun in ((1.9, 0), (2.0, 1), (9.0, 1)):
-        world.now = second
-        world.keeper.search(second)
-        assert len(world.jobs) == begun
-    assert world.jobs[0][0].args[4] is search
-
-
-def test_r46_who_has_given_the_partition_up_or_reads_it_anew_writes_no_markers():
-    (lane, _) = QueueSettings(name="q", retry_lane=True).lanes()
-    world = World(LogEnd(20, 1), known_end=LogEnd(0, 0), queue=lane)
-    world.keeper.end_told(world.part, LogEnd(20, 1))
-    may_write = world.jobs[0][0].args[6]
-    assert may_write()
-    world.may_redeliver = False
-    assert not may_write()
-    world.may_redeliver = True
-    world.part.start_reading(InFlight(), now=0.0)
-    assert not may_write()
-
-
-def test_r46_an_epoch_that_kafka_does_not_know_is_asked_for_once():
-    (lane, _) = QueueSettings(name="q", retry_lane=True).lanes()
-    world = World(LogEnd(20, 1), known_end=LogEnd(0, 1), queue=lane)
-    world.read(assignment_tick(0, 0, epoch=2))
-    assert world.part.may_lack_copies
-    world.part.asked_epoch = 2
-    assert not world.part.may_lack_copies
-    world.read(assignment_tick(0, 0, epoch=3))
-    assert world.part.may_lack_copies, "told after the question"
 
 
 def test_r39_claims_are_unsure_before_it_is_known_whether_the_last_copy_was_aborted():
@@ -197,7 +150,6 @@ def test_r39_claims_are_unsure_before_it_is_known_whether_the_last_copy_was_abor
     world.finish(Unavailable("a transaction before the cut is open; try again"))
     assert "a transaction before the cut is open" in world.part.problem_texts()[0]
     assert not world.part.log.whole
-    world.keeper.search(2.0)
     world.finish(1)
     assert (world.part.log.whole, world.part.problem_texts()) == (True, [])
 
@@ -218,7 +170,6 @@ def test_r39_a_search_that_fails_is_tried_again_and_others_wait():
         world.keeper.end_told(world.part, LogEnd(1000, epoch))
         world.jobs.pop()[1](None)
     world.finish(Unavailable("Kafka is away"))
-    world.keeper.search(world.now + 2)
     assert world.searched() == [(ONE, 10)]
     world.finish(0)
     assert world.searched() == [(ONE, 7)], "one of this kind waits"

@@ -79,10 +79,7 @@ class OwnedPartition:
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
     searches          searches for messages whose copies were cut away; a job does the first one
-    search_at         the monotonic time before which no such job begins; infinite while one runs
-    copies_epoch      of a retry lane: copies of other lanes that elections up to this leader epoch have taken
-                      away are looked for, or were
-    asked_epoch       clients had told this leader epoch when Kafka was asked last
+    copies_epoch      of a retry lane: at a later leader epoch copies of other lanes are looked for
     ask_at            the monotonic time before which Kafka is not asked for the end again
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
@@ -127,8 +124,7 @@ class OwnedPartition:
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
         self.searches: list[CopySearch] = []
-        self.search_at = 0.0
-        self.copies_epoch = self.asked_epoch = -1
+        self.copies_epoch = -1
         self._log = KnownLog()
         self.ask_at = 0.0
         self.asked_at = 0.0
@@ -167,7 +163,6 @@ class OwnedPartition:
         self.state = state
         self.markers_epoch = markers_epoch
         self.searches = []  # a job that runs tells by it that it is of another state
-        self.search_at = 0.0
         self.taken_end = self.intact_end = LogEnd(0)
         self.doubted_since = None
         self._log = KnownLog().told(below, epoch)
@@ -227,12 +222,8 @@ class OwnedPartition:
 
     @property
     def may_lack_copies(self) -> bool:
-        """True for a retry lane of which clients have told a later leader epoch than `copies_epoch`.
-
-        Not after Kafka was asked and did not know it: anybody may write an epoch into a marker.
-        """
-        known = max(self.copies_epoch, self.asked_epoch)
-        return self.queue.is_retry_lane and known < self.state.takes_epoch
+        """True for a retry lane of which clients have told a later leader epoch than `copies_epoch`."""
+        return self.queue.is_retry_lane and self.copies_epoch < self.state.takes_epoch
 
     @property
     def last_taken(self) -> LastSeen | None:

@@ -35,13 +35,11 @@ class _Question(NamedTuple):
 
     below      markers below this markers offset were fetched before; the answer decides about them
     topic_ids  the partition's topic ids at the request; the answer counts only while these are the same
-    epoch      the highest leader epoch that clients had told in those which were applied before
     highest    the highest message that was taken by the markers which were applied before
     """
 
     below: int
     topic_ids: tuple[str, str]
-    epoch: int
     highest: int
 
 
@@ -85,7 +83,6 @@ class ExistenceCheck(TrackerPart):
             part: _Question(
                 part.unread[-1].offset() + 1 if part.unread else part.state.position,
                 part.topic_ids,
-                part.state.takes_epoch,
                 part.state.highest_taken,
             )
             for part in parts
@@ -143,7 +140,7 @@ class ExistenceCheck(TrackerPart):
         end = end.or_newer(absence.end)
         part.queue_end = QueueEnd(end.offset, absence.below if confirmed else 0, end.epoch)
         part.absence = None
-        part.asked_at, part.asked_epoch = now, question.epoch
+        part.asked_at = now
         part.epoch_told(end.epoch, question.below, question.highest)
         self._reader.apply(part, [], now)
         if part.state.position <= question.below:  # all that are applied were written before the question

@@ -8,7 +8,8 @@ stands where the message stood was written behind a cut (rule R39 of docs/rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry
@@ -34,23 +35,17 @@ class LastSeen:
     is_sure: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CopySearch:
+class CopySearch(NamedTuple):
     """A search for messages whose copies were cut away from offset `start` on; see redeliver_lost_copies().
 
-    last      nobody has told a cut, and the highest copy before `start` stands at this offset: if it can be
-              read, there are none
-    of_lanes  the copies of other lanes in this retry lane are looked for, instead of its own
-    former    of those, if nobody has told a cut: leaders were elected since this epoch; `start` (-1) is to be
-              found
-    ends      by topic: transactions that were open before this offset are waited for. Set by the first job
+    last  nobody has told a cut, and the highest copy before `start` stands at this offset: if it can be read,
+          there are none
+    of_lanes  nobody has told a cut, and only copies of other lanes in this retry lane are looked for
     """
 
     start: int
     last: int | None = None
     of_lanes: bool = False
-    former: int | None = None
-    ends: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,18 @@ behind it yet, several of the last transactions may be gone, and the one whose c
 
 The tracker of a retry lane looks through the markers of the queue's other lanes, too, whose copies stand
 there (rule R46): behind a cut, and after each election, since it knows nothing of copies that nobody has
-taken. Those lanes name copies by offsets, and know no epochs of the retry lane. So it reads what stands where
-leaders may have changed.
+taken. Those lanes name copies by offsets, and know no epochs of the retry lane. So it reads what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.cut_search import end_of_epoch
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
@@ -47,9 +45,10 @@ _AFTER_AN_ELECTION = 10_000
 """So many of the last markers of each other lane are read."""
 _BEFORE_ITS_MARKERS_MS = 10_000
 """Copies may come into a new lane so long before its first marker; nothing had come into a former lane of its
-name for 15 s when that was removed. Brokers stamp both, where topics are as kmqpy makes them."""
-_MOST_COPIES = 200_000
-"""So many copies of each other lane are looked at: the first ones that may be gone."""
+name for 15 s when that was removed."""
+_ENDS_WITHIN_S = 10.0
+"""For so long the transactions that are open in another lane may last."""
+_LOOK_AGAIN_S = 0.1
 
 
 class LostCopies:
@@ -102,14 +101,25 @@ class LostCopies:
         current = filter(self._cuts.is_current, self._copies)  # else the message itself was cut away
         return sorted(number for number in current if not self._goes_on(number, aborted))
 
-    def was_finished(self, offset: int, *, is_used: bool) -> bool:
-        """True if the message that stood at this offset was acknowledged or copied.
+    def copied_to(self, topic: str) -> dict[int, int]:
+        """By number of each message whose last copy went to `topic`: the offset of the copy."""
+        last = self._copies.items()
+        return {n: copy.offset for n, copy in last if copy[:2] == (topic, self._partition)}
 
-        It was the last one before the cut there; `is_used`: another stands there now, whose number does not
-        count. Those of former cuts were looked for then.
-        """
+    def is_of(self, number: int, record: Any) -> bool:
+        """True if this record is a copy of the message with this number."""
+        if record is None:
+            return False
+        try:
+            named = read_ancestors(dict(read_headers(record)[0]).get(ANCESTORS), RecordPlace("", -1, 0))
+        except DecodeError:
+            return False
+        return named[-1:] == (RecordPlace(self._topic, self._partition, number),)
+
+    def was_finished(self, offset: int, present: Any) -> bool:
+        """True if the former message at this offset was acknowledged or copied; `present` is there now."""
         numbers = self._cuts.former_numbers(offset)[-1:]
-        if not is_used or not numbers:
+        if present is None or not numbers:
             numbers.append(self._cuts.number_of(offset))
         return any(number in self._acknowledged or self._goes_on(number) for number in numbers)
 
@@ -143,46 +153,6 @@ def _names(marker: Marker, number: int) -> bool:
     return any(first <= number < first + count for first, count in marker.offset_runs)
 
 
-class CopiesInLane(LostCopies):
-    """Reads the markers of another lane: which of its copies in the retry lane may be gone.
-
-    Those from offset `start` on, where the log was perhaps written anew. Before it, those of the lane's last
-    transaction, whose commit perhaps stood behind; former ones were committed before that. Markers of before
-    `begun_ms` may name copies in a former lane of the same name, which was removed.
-    """
-
-    def __init__(self, lane: str, partition: int, retry_lane: str, start: int, begun_ms: int) -> None:
-        super().__init__(lane, partition, NO_CUTS, start)
-        self.since_ms = 0
-        """When the first of these copies was named."""
-        self._retry_lane = retry_lane
-        self._begun_ms = begun_ms
-        self._last_before = -1
-        self._ms = 0
-
-    def read(self, record: Any) -> None:
-        """Read the next marker."""
-        self._ms = record.timestamp()[1]
-        super().read(record)
-
-    def offsets(self) -> dict[RecordPlace, int]:
-        """By originals: where their last copies stand, or stood, in the order of the markers."""
-        originals = self._copies.items()
-        return {RecordPlace(self._topic, self._partition, n): copy.offset for n, copy in originals}
-
-    def _named(self, marker: Marker, data: bytes | None) -> dict[int, RecordPlace]:
-        if self._ms < self._begun_ms or len(self._copies) >= _MOST_COPIES:
-            return {}
-        named = super()._named(marker, data).items()
-        here = {n: copy for n, copy in named if copy[:2] == (self._retry_lane, self._partition)}
-        if self._claims > self._last_before and any(copy.offset < self._start for copy in here.values()):
-            self._last_before = self._claims
-            self._copies = {n: copy for n, copy in self._copies.items() if copy.offset >= self._start}
-        if here:
-            self.since_ms = min(self.since_ms, self._ms) if self._copies else self._ms
-        return here
-
-
 def redeliver_lost_copies(
     connection: KafkaConnection,
     queue: QueueSettings,
@@ -190,47 +160,31 @@ def redeliver_lost_copies(
     cuts: LogCuts,
     search: CopySearch,
     tick_writer: TickWriter,
-    may_write: Callable[[], bool],
     clock: Clock,
+    pause_s: float = 0.0,
 ) -> int:
     """Have messages redelivered whose copies were cut away; returns how many.
 
-    Ends when the markers are written that say so, if this tracker still may: nobody looks a second time.
-    Raises KmqError; Unavailable also as long as copies are neither committed nor aborted.
+    Begins after `pause_s` seconds, and ends when the markers are written that say so: nobody looks a second
+    time. Raises KmqError; Unavailable also as long as the copies before `search.start` are neither committed
+    nor aborted.
     """
-    if search.of_lanes:
-        lost = lost_of_lanes(connection, queue, partition, cuts, search, clock)
-    else:
-        lost = lost_of_own(connection, queue, partition, cuts, search, clock)
-    if any(lost.values()) and not may_write():
-        raise Unavailable("another tracker may own the partition")
-    for topic, numbers in lost.items():
-        markers = [
-            Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
-            for number in numbers
-        ]
-        if markers:
-            tick_writer.send_markers(topic, markers, connection.timeout_s)
-    return sum(map(len, lost.values()))
-
-
-def lost_of_own(
-    connection: KafkaConnection,
-    queue: QueueSettings,
-    partition: int,
-    cuts: LogCuts,
-    search: CopySearch,
-    clock: Clock,
-) -> Mapping[str, Sequence[int]]:
-    """By markers topic, that of this lane: the messages whose copies in it are gone. Raises KmqError."""
-    start, last = search.start, search.last
+    start, last, of_lanes = search
+    clock.sleep(pause_s)
+    if of_lanes:
+        lost = lost_of_lanes(connection, queue, partition, cuts, _AFTER_AN_ELECTION, clock)
+        return write_lost(tick_writer, partition, lost, connection.timeout_s)
     low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
-    _check_stable(connection, queue.name, partition, start, stable)
-    if last is not None:
-        if stable < start:  # the log ends before it: a cut that is known, or that others will tell
-            return {}
-        if partition_reader.read_at(connection, queue.name, [(partition, last)], clock=clock):
-            return {}
+    if stable < start:
+        end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
+        if stable < end:
+            raise Unavailable("a transaction before the cut is open; try again")
+        if last is not None:  # the log ends before it: a cut that is known, or that others will tell
+            return 0
+    if last is not None and partition_reader.read_at(
+        connection, queue.name, [(partition, last)], clock=clock
+    ):
+        return 0
     before_ms = time_of(connection, queue.name, partition, max(0, start - _OFFSETS_BEFORE), clock)
     found = LostCopies(queue.name, partition, cuts, start)
     since_ms = max(0, before_ms - _CLOCKS_APART_MS)
@@ -245,95 +199,71 @@ def lost_of_own(
         aborted |= gone
         if len(gone) < len(copies):  # those before them were committed before
             break
-    return {queue.markers_topic: found.found(aborted)}
+    lost = {queue.markers_topic: found.found(aborted)}
+    if queue.is_retry_lane:
+        lost |= lost_of_lanes(connection, queue, partition, cuts, _BEHIND_A_CUT, clock)
+    return write_lost(tick_writer, partition, lost, connection.timeout_s)
+
+
+def write_lost(
+    tick_writer: TickWriter, partition: int, lost: Mapping[str, Sequence[int]], timeout_s: float
+) -> int:
+    """Write the markers which say that messages are to be redelivered, by markers topic; returns how many."""
+    for topic, numbers in lost.items():
+        markers = [
+            Marker(partition, number, Op.DELAY, 0, counts=False, reason=REASON, by_tracker=True)
+            for number in numbers
+        ]
+        if markers:
+            tick_writer.send_markers(topic, markers, timeout_s)
+    return sum(map(len, lost.values()))
 
 
 def lost_of_lanes(
-    connection: KafkaConnection,
-    queue: QueueSettings,
-    partition: int,
-    cuts: LogCuts,
-    search: CopySearch,
-    clock: Clock,
-) -> Mapping[str, Sequence[int]]:
+    connection: KafkaConnection, queue: QueueSettings, partition: int, cuts: LogCuts, most: int, clock: Clock
+) -> dict[str, list[int]]:
     """By markers topic of other lanes: the messages whose copies here are gone, and were not finished.
 
-    Reads the last markers of each, then what stands at the offsets of copies that may be gone (see
-    CopiesInLane), and only if some are, the markers of this lane. Raises KmqError.
+    Reads the last `most` markers of each. Those before the first one of this lane may name copies in a former
+    lane of this name, which was removed. Raises KmqError.
     """
-    for topic in (*queue.lane_markers.values(), queue.name):  # copies are written before their markers
-        if topic not in search.ends:
-            ends = partition_reader.bounds(connection, topic, [partition], uncommitted=True)
-            search.ends[topic] = ends[partition][1]
-    begun_ms = time_of(connection, queue.markers_topic, partition, 0, clock) - _BEFORE_ITS_MARKERS_MS
-    if begun_ms < 0:
-        return {}
-    start, most = search.start, _BEHIND_A_CUT
-    if search.former is not None:
-        start = end_of_epoch(connection, queue.name, partition, search.former, clock=clock)
-        most = _AFTER_AN_ELECTION
-    lanes: dict[str, CopiesInLane] = {}
+    begun = time_of(connection, queue.markers_topic, partition, 0, clock) - _BEFORE_ITS_MARKERS_MS
+    lanes: dict[str, LostCopies] = {}
+    times: list[int] = []
     for lane, topic in queue.lane_markers.items():
-        if lane != queue.name:
-            lanes[topic] = CopiesInLane(lane, partition, queue.name, start, begun_ms)
-            end = search.ends[topic]
-            reached = partition_reader.scan(
-                connection,
-                topic,
-                {partition: max(0, end - most)},
-                partial(_read_before, lanes[topic], end),
-                uncommitted=False,
-                timeout_s=connection.timeout_s,
-                clock=clock,
-            )
-            _check_stable(connection, topic, partition, end, reached[partition].end)
-    copied = {topic: copies.offsets() for topic, copies in lanes.items()}
-    places = {(partition, at) for offsets in copied.values() for at in offsets.values()}
-    if not places:
-        return {}
-    low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
-    _check_stable(connection, queue.name, partition, search.ends[queue.name], stable)
-    there = partition_reader.read_at(connection, queue.name, places, keep=original_of, clock=clock)
-    gone = {
-        topic: {
-            original.offset: at
-            for original, at in offsets.items()
-            if at >= low and there.get((partition, at)) != original
-        }
-        for topic, offsets in copied.items()
-    }
-    if not any(gone.values()):
-        return {}
-    stable = partition_reader.bounds(connection, queue.markers_topic, [partition])[partition][1]
-    _check_stable(connection, queue.markers_topic, partition, search.ends[queue.markers_topic], stable)
+        if lane == queue.name:
+            continue
+        end = partition_reader.bounds(connection, topic, [partition], uncommitted=True)[partition][1]
+        deadline = clock.monotonic() + _ENDS_WITHIN_S
+        # A transaction that is open there may have had copies here before the cut, and commit their ends.
+        while partition_reader.bounds(connection, topic, [partition])[partition][1] < end:
+            if clock.monotonic() >= deadline:
+                raise Unavailable(f"a transaction in {topic} is open; try again")
+            clock.sleep(_LOOK_AGAIN_S)
+        lanes[topic] = LostCopies(lane, partition, NO_CUTS, 0)
+        times.append(max(begun, time_of(connection, topic, partition, max(0, end - most), clock)))
+        partition_reader.scan_since(
+            connection, topic, {partition: times[-1]}, partial(_read_all, lanes[topic]), clock=clock
+        )
     here = LostCopies(queue.name, partition, cuts, 0)
-    since_ms = max(0, min(lanes[topic].since_ms for topic in lanes if gone[topic]) - _CLOCKS_APART_MS)
     partition_reader.scan_since(
-        connection, queue.markers_topic, {partition: since_ms}, partial(_read_all, here), clock=clock
+        connection, queue.markers_topic, {partition: min(times)}, partial(_read_all, here), clock=clock
     )
+    low, stable = partition_reader.bounds(connection, queue.name, [partition])[partition]
+    end = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)[partition][1]
     lost: dict[str, list[int]] = {}
-    for topic, numbers in gone.items():
-        last = {at: number for number, at in numbers.items()}  # of those at one offset, by two cuts
-        finished = {n for at, n in last.items() if here.was_finished(at, is_used=(partition, at) in there)}
-        lost[topic] = sorted(numbers.keys() - finished)
+    for topic, there in lanes.items():
+        copied = {number: at for number, at in there.copied_to(queue.name).items() if at >= low}
+        if any(stable <= at < end for at in copied.values()):
+            raise Unavailable("a transaction of another lane is open; try again")
+        places = {(partition, at) for at in copied.values()}
+        records = partition_reader.read_at(connection, queue.name, places, clock=clock) if places else {}
+        present = {number: records.get((partition, at)) for number, at in copied.items()}
+        gone = [number for number, record in present.items() if not there.is_of(number, record)]
+        last = {copied[number]: number for number in gone}  # of those that stood at one offset, by two cuts
+        finished = {n for at, n in last.items() if here.was_finished(at, present[n])}
+        lost[topic] = sorted(set(gone) - finished)
     return lost
-
-
-def original_of(record: Any) -> RecordPlace | None:
-    """Of which message this record is a copy; None: of none."""
-    try:
-        named = read_ancestors(dict(read_headers(record)[0]).get(ANCESTORS), RecordPlace("", -1, 0))
-    except DecodeError:
-        return None
-    return named[-1] if named else None
-
-
-def _check_stable(connection: KafkaConnection, topic: str, partition: int, end: int, stable: int) -> None:
-    """Raise Unavailable if a transaction hides what stands before `end`, unless that was cut away."""
-    if stable >= end:
-        return
-    if stable < partition_reader.bounds(connection, topic, [partition], uncommitted=True)[partition][1]:
-        raise Unavailable(f"a transaction in {topic} is open; try again")
 
 
 def time_of(connection: KafkaConnection, topic: str, partition: int, offset: int, clock: Clock) -> int:
@@ -350,11 +280,6 @@ def time_of(connection: KafkaConnection, topic: str, partition: int, offset: int
         clock=clock,
     )
     return min(times, default=0)
-
-
-def _read_before(found: LostCopies, end: int, record: Any) -> None:
-    if record.offset() < end:
-        found.read(record)
 
 
 def _read_all(found: LostCopies, _partition: int, records: list[Any]) -> bool:
