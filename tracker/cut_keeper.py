@@ -43,10 +43,6 @@ class CutKeeper(TrackerPart):
         if part.absence is not None:
             return  # a marker waits that names a message behind the end: it may have been cut away
         seen = part.last_known
-        if part.copies_epoch < end.epoch and part.queue.is_retry_lane:
-            part.copies_epoch = end.epoch
-            if not any(one.of_lanes for one in part.searches[1:]):  # else one has not begun
-                self._seek_lost_copies(part, CopySearch(end.offset, of_lanes=True))
         if seen.epoch < end.epoch and (seen.offset < 0 or seen.epoch < 0):
             part.is_intact(seen, end.epoch)
             seen = part.last_known

@@ -204,11 +204,6 @@ class QueueSettings(QueuePolicy):
         return "" if self.lane_of in (None, self.name) else self.name.removeprefix(f"{self.lane_of}__")
 
     @property
-    def is_retry_lane(self) -> bool:
-        """True in the settings of a retry lane, in which copies of other lanes stand."""
-        return f"__{self.lane_ending}" == RETRY_SUFFIX
-
-    @property
     def copies_topic(self) -> str:
         """The topic to which trackers append copies of this lane's messages."""
         return f"{self.queue_name}{RETRY_SUFFIX}" if self.retry_lane else self.name

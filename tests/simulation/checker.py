@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -223,8 +223,6 @@ class Checker:
         self._names = history.names if broker.world.cut_logs else None
         self._originals: set[Record] = set()
         """Where logs may be cut back, messages of which copies were made."""
-        self._copied_to_lane: set[Record] = set()
-        """Those of them whose copies went to the retry lane."""
         self.history = history
         self.queue = queue
         self.strict_time = strict_time
@@ -660,8 +658,6 @@ class Checker:
             # Its start marker was deleted, and perhaps the claim of its copy: its number was given again.
             original = self._with_value_of(copy, original)
         self._originals.add(original)
-        if copy.part != original.part and not dead:
-            self._copied_to_lane.add(original)
         self._check_is_whole(original, copy, what)
         self._check_lineage(original, copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}
@@ -885,17 +881,6 @@ class Checker:
                 seen = self.history.delivered[body]
                 self.problems.append(f"lost: {body!r} was sent and never finished, delivered {seen} times")
 
-    def _check_loss_of_copies_in_lanes(self, done: Collection[bytes]) -> None:
-        """What stands, and was copied to another lane, has a copy that stands, or was finished (rule R46)."""
-        queues = [self._log(self.queue.name, part) for part in parts_of(self.broker, self.queue.name)]
-        dead = [log for (topic, _), log in self.broker.logs.items() if topic == self.queue.dead_letter_topic]
-        there = [one for log in [*queues, *dead] for one in log.records[log.start :] if one.is_data]
-        goes_on = {one.value() for one in there if one not in self._originals}
-        for one in self._copied_to_lane.intersection(there):
-            if one.value() not in goes_on and one.value() not in done:
-                self.stats["copies cut away in a lane"] += 1
-                self.problems.append(f"lost: the copies of {one.value()!r} in another lane were cut away")
-
     def _check_loss_where_cut(self) -> None:
         """Each message in the log at the end was taken; it was finished as itself, or a copy of it was made.
 
@@ -906,7 +891,6 @@ class Checker:
         if self.history.markers_deleted:
             return
         done = self._acked | self.history.deleted
-        self._check_loss_of_copies_in_lanes(done)
         for partition in parts_of(self.broker, self.queue.name):
             log = self._log(self.queue.name, partition)
             records = log.records[log.start :]

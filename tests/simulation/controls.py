@@ -416,12 +416,6 @@ class CommitsInAnyEpoch(PartitionRedelivery):
         return self._leadership.may_redeliver() and self._probe.has_its_topics(part)
 
 
-def finds_none(*_: Any) -> Steps:
-    """Looks not for messages of other lanes whose copies a cut of the retry lane took away (rule R46)."""
-    yield from ()
-    return {}
-
-
 class CutsUnseen(CrashRecovery):
     """Looks not whether the log was cut back (rule R39)."""
 
@@ -603,9 +597,6 @@ CONTROLS = {
     "positions of two lanes compared": Controls(late_ack_check=ComparesLanes, late_acks=True, lanes=True),
     "no fallback from the retry lane": Controls(redeliverer=OnlyRetryLane, lanes=True),
     "lane removed before it is empty": Controls(lane_removal=RemovesFullLanes, lanes=True),
-    "copies that a retry lane has lost not looked for": Controls(
-        lost_of_lanes=finds_none, lanes=True, cut_logs=True
-    ),
     "cut logs not looked for by clients": Controls(recovery=CutsUnseen, cut_logs=True),
     "cut ticks ignored by trackers": Controls(takeover=CutsNotApplied, cut_logs=True),
     "numbers are offsets": Controls(member=OffsetsForNumbers, cut_logs=True),

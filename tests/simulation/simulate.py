@@ -42,7 +42,6 @@ from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
     LastAttempts,
-    LostOfLanes,
     MarkerReader,
     OffsetKeeper,
     OriginalsReader,
@@ -108,7 +107,6 @@ class Controls:
     last_attempts: Any = LastAttempts
     topics_change: bool = False
     lane_removal: Any = LaneRemoval
-    lost_of_lanes: Any = LostOfLanes
     lanes: bool | None = None
     priorities: bool | None = None
     """Both: in every seed, or in none; None: as the seed says. Without lanes there are no priorities."""
@@ -646,7 +644,7 @@ class Simulation:
             for part in process.tracker._partitions.values()
         ]
         is_led = {part.number for part in parts if part.phase is TrackingPhase.ACTIVE}
-        return any(part.searches or part.may_be_cut or part.may_lack_copies for part in parts) or (
+        return any(part.searches or part.may_be_cut for part in parts) or (
             self.broker.was_cut and len(is_led) < self.partitions
         )
 

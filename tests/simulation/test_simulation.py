@@ -143,12 +143,6 @@ def test_r46_r47_r48_the_same_with_a_retry_lane(seeds):
     assert {seed: problems for seed in seeds if (problems := simulate(seed, lanes).problems)} == {}
 
 
-def test_r46_what_a_cut_took_out_of_the_retry_lane_comes_again():
-    lanes = Controls(lanes=True, cut_logs=True)
-    seeds = (46, 54, 108)
-    assert {seed: problems for seed in seeds if (problems := simulate(seed, lanes).problems)} == {}
-
-
 @pytest.mark.breadth
 def test_an_election_alone_changes_nothing(monkeypatch):
     monkeypatch.setattr(CutLogs, "cut", lambda cut_logs: cut_logs.due.clear())

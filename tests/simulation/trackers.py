@@ -119,20 +119,9 @@ _takeover = stepwise(
     find_cut=cut_search.find_cut,
     find_starts=find_starts,
 )
-
-
-def _controlled_search(*given: Any) -> Steps:
-    """The search for copies of other lanes, as the controls of the world have it."""
-    return CLOCK.world.controls.lost_of_lanes(*given)
-
-
 _lost_copies = stepwise(
-    "tracker.redelivery.lost_copies",
-    {"redeliver_lost_copies", "lost_of_lanes", "write_lost", "time_of"},
-    partition_reader=LogReader,
+    "tracker.redelivery.lost_copies", {"redeliver_lost_copies"}, partition_reader=LogReader
 )
-LostOfLanes = _lost_copies.lost_of_lanes
-_lost_copies.lost_of_lanes = _controlled_search
 _cut_keeper = stepwise(
     "tracker.cut_keeper",
     set(),

@@ -15,12 +15,10 @@ from kmqpy.kafka.markers.named_copies import NamedCopy
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.cut_keeper import CutKeeper
 from tracker.partition.owned_partition import OwnedPartition
-from tracker.redelivery.known_log import CopySearch
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
 
-QUEUE = QueueSettings(name="q")
 ONE = NO_CUTS.with_cut(Cut(3, 10, 2))
 TWO = ONE.with_cut(Cut(5, 1000, 4))
 
@@ -28,9 +26,10 @@ TWO = ONE.with_cut(Cut(5, 1000, 4))
 class World:
     """A partition, its keeper, a clock, and the jobs that nobody has run yet."""
 
-    def __init__(self, end: LogEnd, known_end: LogEnd | None = None, queue: QueueSettings = QUEUE) -> None:
+    def __init__(self, end: LogEnd, known_end: LogEnd | None = None) -> None:
+        queue = QueueSettings(name="q")
         redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
-        self.part = OwnedPartition((queue.name, 0), 1, queue, redeliverer)
+        self.part = OwnedPartition(("q", 0), 1, queue, redeliverer)
         self.part.start_reading(InFlight(), now=0.0)
         self.part.topic_ids = ("a", "b")
         self.now = 0.0
@@ -126,18 +125,6 @@ def test_r39_of_two_cuts_each_has_its_search():
     assert world.part.searches, "the offset is not stored before the last one has ended"
     world.finish(1)
     assert (world.searched(), world.part.searches) == ([], [])
-
-
-def test_r46_after_an_election_copies_of_other_lanes_are_looked_for_once():
-    lane, main = QueueSettings(name="q", retry_lane=True).lanes()
-    for queue, searches in ((lane, [CopySearch(20, of_lanes=True)]), (main, [])):
-        world = World(LogEnd(20, 1), known_end=LogEnd(0, 0), queue=queue)
-        for end in (20, 21):
-            world.keeper.end_told(world.part, LogEnd(end, 1))
-            assert world.part.searches == searches
-    world = World(LogEnd(20, 1), known_end=LogEnd(0, 1), queue=lane)
-    world.keeper.end_told(world.part, LogEnd(20, 1))
-    assert world.part.searches == [], "before the takeover"
 
 
 def test_r39_claims_are_unsure_before_it_is_known_whether_the_last_copy_was_aborted():

@@ -101,43 +101,6 @@ def test_r39_copies_elsewhere_are_not_looked_at() -> None:
     assert found(iter([record(b"x", b"", None), record(broken[0], broken[1], [("kmq-copy", b"?")])])) == []
 
 
-def test_r46_copies_in_the_retry_lane_are_known() -> None:
-    lost = LostCopies("q", 0, NO_CUTS, 0)
-    markers = (
-        *copied({3: 90, 4: 91, 5: 105}, "q__retry"),
-        *copied({6: 106}),
-        *copied({7: 107}, "q__undelivered"),
-        *marked(Op.END, 4),
-    )
-    for marker in markers:
-        lost.read(marker)
-    assert lost.copied_to("q__retry") == {3: 90, 5: 105}
-
-
-def test_r46_what_was_finished_in_the_retry_lane_before_its_cut_is_done() -> None:
-    here = read(marked(Op.END, 105), copied({106: 0}, "q__undelivered"), copied({107: 108, 109: 110}))
-    here.read(next(marked(Op.END, 110)))
-    here.read(next(marked(Op.END, NEW + 11)))
-    another = object()
-    assert [at for at in range(105, 112) if here.was_finished(at, another)] == [105, 106, 109, 110]
-    assert here.was_finished(111, None), "written behind the cut, and cut away since"
-    assert not here.was_finished(98, None), "aborted"
-    here.read(next(marked(Op.END, 98)))
-    assert here.was_finished(98, None)
-
-
-def test_r46_a_copy_in_the_retry_lane_is_known_by_its_original() -> None:
-    lost = LostCopies("q", 0, NO_CUTS, 0)
-
-    def is_of(number: int, ancestors: bytes | None) -> bool:
-        headers = [("kmq-ancestors", ancestors)] if ancestors is not None else None
-        return lost.is_of(number, Message(topic="q__retry", partition=0, headers=headers))
-
-    assert is_of(5, b"q:0:3,q:0:5")
-    assert not any((is_of(3, b"q:0:3,q:0:5"), is_of(5, b"0:5"), is_of(5, b"?"), is_of(5, None)))
-    assert not lost.is_of(5, None)
-
-
 def test_r39_the_marker_of_a_tracker_brings_back_what_had_been_ended() -> None:
     state = InFlight()
     state.finished.assigned(0, again=False)

@@ -79,7 +79,6 @@ class OwnedPartition:
     looks_for_cut     True while a job looks whether the log was cut back
     look_for_cut_at   the monotonic time before which no such job begins
     searches          searches for messages whose copies were cut away; a job does the first one
-    copies_epoch      of a retry lane: at a later leader epoch copies of other lanes are looked for
     ask_at            the monotonic time before which Kafka is not asked for the end again
     asked_at          the monotonic time of the last answer
     ask_failures      how often in a row Kafka did not tell the end
@@ -124,7 +123,6 @@ class OwnedPartition:
         self.looks_for_cut = False
         self.look_for_cut_at = 0.0
         self.searches: list[CopySearch] = []
-        self.copies_epoch = -1
         self._log = KnownLog()
         self.ask_at = 0.0
         self.asked_at = 0.0
@@ -187,7 +185,6 @@ class OwnedPartition:
         self.queue_end = QueueEnd(max(queue_end.offset, existed), 0, queue_end.epoch)
         if self.taken_end.epoch < 0:
             self.taken_end = known_end or LogEnd(0, queue_end.epoch)
-            self.copies_epoch = self.taken_end.epoch
         self._log = self._log.told(tick.markers_offset, queue_end.epoch)
         self.catch_up_offset = tick.markers_offset
         self.phase = TrackingPhase.CATCHING_UP
@@ -219,11 +216,6 @@ class OwnedPartition:
     def may_be_cut(self) -> bool:
         """True as long as nobody has looked at `last_known` since the latest election that Kafka has told."""
         return self.last_known.epoch < self.queue_end.epoch
-
-    @property
-    def may_lack_copies(self) -> bool:
-        """True for a retry lane of which clients have told a later leader epoch than `copies_epoch`."""
-        return self.queue.is_retry_lane and self.copies_epoch < self.state.takes_epoch
 
     @property
     def last_taken(self) -> LastSeen | None:

@@ -122,11 +122,10 @@ class ExistenceCheck(TrackerPart):
         """Whether markers wait for an end, applied ones for an epoch, or a log for a look at it."""
         if part.unread:
             return True
-        if not part.may_lack_copies:
-            if part.last_known.offset < 0 and part.state.highest_taken < 0:
-                return False
-            if part.told_below >= part.state.position and not part.may_be_cut:
-                return False
+        if part.last_known.offset < 0 and part.state.highest_taken < 0:
+            return False
+        if part.told_below >= part.state.position and not part.may_be_cut:
+            return False
         part.ask_at = max(part.ask_at, part.asked_at + _EPOCH_EVERY_S)
         return part.ask_at <= now
 

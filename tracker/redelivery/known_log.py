@@ -40,12 +40,10 @@ class CopySearch(NamedTuple):
 
     last  nobody has told a cut, and the highest copy before `start` stands at this offset: if it can be read,
           there are none
-    of_lanes  nobody has told a cut, and only copies of other lanes in this retry lane are looked for
     """
 
     start: int
     last: int | None = None
-    of_lanes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

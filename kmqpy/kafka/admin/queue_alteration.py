@@ -21,8 +21,9 @@ from kmqpy.queue_policy import POLICY
 ALTERABLE = (*POLICY, "markers", "late_acks", "retry_lane", "priorities", "lane_share")
 """The settings of a queue that can be changed while it exists."""
 
-_LIKE_THE_QUEUE = ("retention.ms", "max.message.bytes", "min.insync.replicas", "flush.messages", "flush.ms")
-"""What somebody has perhaps set for the queue topic; topics of new lanes get the same."""
+_LIKE_THE_QUEUE = ("retention.ms", "max.message.bytes", "min.insync.replicas")
+_LIKE_THE_QUEUE_IF_SET = ("flush.messages", "flush.ms")
+"""Topics of new lanes get them as the queue topic has them; these two if it has its own: hosted Kafka may refuse them."""
 
 
 class QueueAlteration:
@@ -79,13 +80,15 @@ class QueueAlteration:
         """Create the topics of lanes that are missing, like the queue topic."""
         topics = self._context.topics
         check_topics(settings, self._context.registry.every_queue()[0])
-        wanted = topics.own_config(settings.name)
+        wanted = topics.describe([settings.name], with_config=True)[settings.name].config
+        own = topics.own_config(settings.name)
         of_lanes = [name for name, role in topics_of(settings).items() if "lane" in role]
         # Also what was made by an alter() that failed then.
         new = set(of_lanes).difference(topics.describe(of_lanes).keys() & topics_of(before).keys())
         topics.create(settings, existing.partitions, existing.replication, ample_retention_ms(settings))
         made = topics.describe(list(new), with_config=True)
         like_it = {key: wanted[key] for key in _LIKE_THE_QUEUE if key in wanted}
+        like_it |= {key: own[key] for key in _LIKE_THE_QUEUE_IF_SET if key in own}
         for name in new:
             there = made[name].config if name in made else {}  # a broker may not show it yet
             if changed := dict(like_it.items() - there.items()):

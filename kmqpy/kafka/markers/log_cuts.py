@@ -98,11 +98,6 @@ class LogCuts:
         """The number of the message at this offset of the log."""
         return offset + self.base_at(offset) if self.cuts else offset
 
-    def former_numbers(self, offset: int) -> list[int]:
-        """The numbers of the messages that stood at this offset and were cut away."""
-        bases = [0, *(cut.base for cut in self.cuts if cut.start <= offset)]
-        return [base + offset for base in bases[:-1]]
-
     def number_in(self, epoch: int | None, number: int) -> int:
         """The number of the record that was called `number` while the log had this leader epoch.
 
