@@ -118,10 +118,10 @@ def test_lanes_get_what_somebody_has_set_for_the_topic_at_the_second_try_too():
 
         def describe(self, names, *, with_config=False):
             shown = [name for name in names if name in self.there and (name == "q" or not with_config)]
-            return {name: TopicInfo(name, "id", 1, 1, {"flush.ms": "9"}) for name in shown}
+            return {name: TopicInfo(name, "id", 1, 1, {"flush.ms": "9", "retention.ms": "-1"}) for name in shown}
 
         def own_config(self, name):
-            return {"retention.ms": "-1"} if name == "q" else {}
+            return {"flush.messages": "1"} if name == "q" else {}
 
         def create(self, settings, *_):
             self.there |= set(topics_of(settings))
@@ -141,7 +141,7 @@ def test_lanes_get_what_somebody_has_set_for_the_topic_at_the_second_try_too():
     with pytest.raises(AccessDenied):
         QueueAlteration(context).alter("q", None, None, {"retry_lane": True})
     QueueAlteration(context).alter("q", None, None, {"retry_lane": True})
-    set_for = {"retention.ms": "-1"}
+    set_for = {"retention.ms": "-1", "flush.messages": "1"}
     assert topics.set == {"q__retry": set_for, "q__retry__markers": set_for}
 
 
