@@ -118,7 +118,9 @@ def test_lanes_get_what_somebody_has_set_for_the_topic_at_the_second_try_too():
 
         def describe(self, names, *, with_config=False):
             shown = [name for name in names if name in self.there and (name == "q" or not with_config)]
-            return {name: TopicInfo(name, "id", 1, 1, {"flush.ms": "9", "retention.ms": "-1"}) for name in shown}
+            return {
+                name: TopicInfo(name, "id", 1, 1, {"flush.ms": "9", "retention.ms": "-1"}) for name in shown
+            }
 
         def own_config(self, name):
             return {"flush.messages": "1"} if name == "q" else {}

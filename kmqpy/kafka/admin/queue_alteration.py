@@ -23,7 +23,7 @@ ALTERABLE = (*POLICY, "markers", "late_acks", "retry_lane", "priorities", "lane_
 
 _LIKE_THE_QUEUE = ("retention.ms", "max.message.bytes", "min.insync.replicas")
 _LIKE_THE_QUEUE_IF_SET = ("flush.messages", "flush.ms")
-"""New lanes get them as the queue topic has them; these two if it has its own: others may be refused."""
+"""New lanes get what the queue topic has; the last two, which not everybody may set, if it has its own."""
 
 
 class QueueAlteration:
