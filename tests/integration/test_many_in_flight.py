@@ -16,7 +16,6 @@ MANY = int(os.environ.get("KMQ_TEST_F3_MESSAGES", "10000"))
 """The JVM library made 123 to 32,601 duplicates of 100,000."""
 
 
-@pytest.mark.breadth
 @pytest.mark.timeout(600)
 def test_f3_trackers_killed_while_they_redeliver_many(queue):
     """Two are killed one after the other; a third one finishes."""
