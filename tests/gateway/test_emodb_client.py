@@ -100,7 +100,7 @@ def polled(client, queue, count, seconds=30.0):
 
 
 def becomes(value, wanted):
-    assert wait_until(lambda: value() == wanted, 20, every_s=0.05), value()
+    assert wait_until(lambda: value() == wanted, 60, every_s=0.05), value()
 
 
 @pytest.mark.parametrize(
