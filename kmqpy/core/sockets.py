@@ -28,3 +28,10 @@ def is_readable(fileno: int, seconds: float) -> bool:
     with _Selector() as selector:
         selector.register(fileno, selectors.EVENT_READ)
         return bool(selector.select(seconds))
+
+
+def wait_for_either(fileno: int) -> None:
+    """Return as soon as the socket can be read or written."""
+    with _Selector() as selector:
+        selector.register(fileno, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        selector.select()

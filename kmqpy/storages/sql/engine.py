@@ -30,6 +30,7 @@ from kmqpy.storages.sql.groups import (
     FIRST,
     change_grouped,
     check_isolation,
+    finish_at_once,
     go_on,
     groups_of,
     held_groups,
@@ -483,7 +484,7 @@ class SqlEngine:
             at_once = partial(
                 take_first, self._dialect, parameters={**parameters}, one_per_group=one_per_group
             )
-            found: Picked = self._run(at_once, then=sync)
+            found: Picked = self._run(at_once)
             if len(found.rows) == limit:
                 return found
             first, parameters["limit"] = found.rows, parameters["limit"] - len(found.rows)
@@ -542,7 +543,9 @@ class SqlEngine:
             if gone:
                 self._add_again(cursor, queue, gone)
             groups: list[int] = []
-            if in_groups:
+            if at_once:
+                done = finish_at_once(self._dialect, cursor, parameters)
+            elif in_groups:
                 if connection is not None:  # else it would not see what a taker lets wait meanwhile
                     check_isolation(self._dialect, cursor, "groups")
                 of_takes = partial(groups_of, self._dialect, reader or cursor, [one.id for one in takes])
@@ -559,9 +562,11 @@ class SqlEngine:
         own_reads = connection is not None and self._dialect.name in ("mariadb", "mysql")
         reader = self._connections.reader() if own_reads else None
         in_groups = queue.settings.keeps_groups and name != "extend"
+        can_at_once = queue.settings.in_groups and "finish_telling" in self._sql
+        at_once = can_at_once and name == "finish" and connection is None
         if connection is not None:
             return self._connections.within(connection, change)
-        several = bool(gone) or in_groups or self._dialect.name == "sqlite"
+        several = not at_once and (bool(gone) or in_groups or self._dialect.name == "sqlite")
         done = self._run(change, several=several, repeatable=not gone)
         if done and (name == "give_back" or in_groups):
             self._arrived(queue)

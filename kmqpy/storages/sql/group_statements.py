@@ -23,7 +23,7 @@ ready messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def _first(column: str, state: int) -> str:
@@ -198,6 +198,9 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "lock_ready": _LOCK_READY,
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
         "take_first": _TAKE_FIRST,
+        # As "sync", in the same message as "take_first".
+        "sync_taken": """SELECT id FROM {queues} WHERE id = :queue
+    AND EXISTS (SELECT 1 FROM {messages} WHERE queue = :queue AND state = 2) FOR KEY SHARE""",
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
     "mariadb": {
@@ -269,6 +272,11 @@ AS given WHERE true""",
 
 _RETURNING = ("postgresql", "sqlite")
 """The dialects that return what they have changed."""
+_RETURNING_GROUPS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(_RETURNING, ("pass_time", "finish", "purge_dead")),
+    "mariadb": ("finish", "purge_dead"),  # its UPDATE returns nothing
+}
+"""Statements that return the groups of what they have changed."""
 
 
 def group_statements(
@@ -282,13 +290,24 @@ def group_statements(
     take         what a take sets
     """
     texts = {**_SHARED, **_OWN[dialect]}
+    of_groups = _RETURNING_GROUPS.get(dialect, ())
+    texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in of_groups}
     if dialect in _RETURNING:
-        changing = ("pass_time", "finish", "purge_dead")
-        texts |= {f"{name}_in_groups": f"{own[name]} RETURNING group_id" for name in changing}
         found = texts["first_behind"]
         found = f"= ANY (ARRAY({found}))" if dialect == "postgresql" else f"IN ({found})"
         texts["show_first"] = texts["show"].replace("{by_ids}", f"id {found}")
         texts["take_chosen"] = f"UPDATE {{messages}} SET {take} WHERE {{by_ids}} RETURNING {{columns}}"
+    if dialect == "postgresql":
+        # Two statements that are sent at once: the second one has a new snapshot, and reads the groups from a
+        # setting of the transaction.
+        texts["finish_telling"] = f"""WITH gone AS ({texts["finish_in_groups"]})
+SELECT count(*), set_config('kmqpy.groups', coalesce(
+    array_agg(DISTINCT group_id) FILTER (WHERE group_id IS NOT NULL), '{{}}')::text, true) FROM gone"""
+        groups = "CAST(current_setting('kmqpy.groups') AS bigint[])"
+        shown = texts["show_first"].replace("CAST(:ids AS bigint[])", groups)
+        texts["show_told"] = (
+            shown.replace("{given_groups}", f"unnest({groups}) AS given(group_id)") + " RETURNING id"
+        )
     shared = f"UPDATE {{messages}} SET {take}, minus_priority = 0 WHERE {{by_ids}}"
     texts["take_shared"] = shared + (" RETURNING {columns}" if dialect in _RETURNING else "")
     for name, text in texts.items():

@@ -204,9 +204,19 @@ def take_first(dialect: Dialect, cursor: Cursor, parameters: Parameters, *, one_
     """
     limit = min(parameters["limit"], _MOST_PICKED)
     given = {**parameters, "limit": limit, "follow": 0 if one_per_group else limit - 1}
-    found = cursor.transact((dialect.sql["take_turn"], parameters), (dialect.sql["take_first"], given))
+    sql = dialect.sql
+    take = ((sql["take_turn"], parameters), (sql["take_first"], given))
+    _, found, _ = cursor.transact(take, [(sql["sync_taken"], parameters)])
     rows = message_rows(found)
     return Picked(rows, rows[0].since_ms if rows else 0)
+
+
+def finish_at_once(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> int:
+    """Finish rows and let their groups go on, in a transaction of its own; returns how many it finished."""
+    sql = dialect.sql
+    finish = ((sql["finish_telling"], parameters), (sql["show_told"], parameters))
+    ((finished, _),), _ = cursor.transact(finish)
+    return int(finished)
 
 
 def stranded_groups(

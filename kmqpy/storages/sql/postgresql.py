@@ -30,11 +30,13 @@ from kmqpy.storages.sql.dialect import (
     is_behind,
     picked,
 )
+from kmqpy.storages.sql.pipeline import Pipeline
 from kmqpy.storages.sql.statements import Names
 from kmqpy.storages.sql.tables import DialectName
 from kmqpy.storages.tls import is_refusal
 
 SESSION = (
+    "SET default_transaction_isolation = 'read committed'",  # each statement sees what others have committed
     "SET enable_seqscan = off",  # a queue's statistics are always old, and plans are kept
     "SET enable_bitmapscan = off",
     "SET plan_cache_mode = force_generic_plan",
@@ -61,32 +63,28 @@ class _CursorPerStatement:
         self._connection = connection
         self._current = self._new()
         self._cursors: dict[str, Cursor] = {}
+        self._pipeline = Pipeline(connection)
 
     def execute(self, statement: str, parameters: Parameters | None = None) -> None:
         self.free_result()
         self._current = self._for(statement)
         self._current.execute(statement, parameters)
 
-    def transact(self, *statements: tuple[str, Parameters]) -> Any:
-        """Execute statements as one transaction; returns the rows of the last one.
+    def transact(self, *transactions: Sequence[tuple[str, Parameters]]) -> Any:
+        """Execute transactions; returns the rows of each statement.
 
         They are sent at once: others who wait for a lock that one takes do not wait for this client.
         """
         self.free_result()
-        cursors = [self._for(statement) for statement, _ in statements]
-        is_at_once = psycopg.Pipeline.is_supported()
-        try:
-            with self._connection.pipeline() if is_at_once else nullcontext():
-                self._for("BEGIN").execute("BEGIN")
-                for cursor, given in zip(cursors, statements, strict=True):
-                    cursor.execute(*given)
-                self._for("COMMIT").execute("COMMIT")
-        except psycopg.Error:
-            with suppress(psycopg.Error):  # fails on a broken connection; the first error counts
-                self._connection.rollback()
-            raise
-        self._current = cursors[-1]
-        return self._current.fetchall()
+        if psycopg.Pipeline.is_supported():
+            return self._pipeline.run(*transactions)
+        found: list[Any] = []
+        for transaction in transactions:
+            with self._connection.transaction():
+                for statement, given in transaction:
+                    self.execute(statement, given)
+                    found.append(self.fetchall())
+        return found
 
     def fetchone(self) -> Any:
         return self._current.fetchone()

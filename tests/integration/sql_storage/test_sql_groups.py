@@ -16,6 +16,7 @@ from kmqpy.queue import Queue, storage_for
 from kmqpy.storages.sql import engine, groups, shares
 from kmqpy.storages.sql.dialect import Picked, situation
 from kmqpy.storages.sql.engine import SqlEngine
+from kmqpy.storages.sql.pipeline import Pipeline
 
 
 @pytest.fixture
@@ -181,13 +182,18 @@ def test_an_engine_looks_at_all_that_wait_a_part_at_a_time(
 def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
     place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    sync, ended = SqlEngine._sync, list[Any]()
+    sync, run, ended = SqlEngine._sync, Pipeline.run, list[Any]()
+    end = "SELECT pg_terminate_backend(pg_backend_pid())"
 
     def lost(self: SqlEngine, parameters: Any, cursor: Any, picked: Any) -> None:
         ended.append(picked)
         if len(ended) == 1:
-            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            cursor.execute(end)
         sync(self, parameters, cursor, picked)
+
+    def lost_at_once(self: Pipeline, take: Any, then: Any) -> Any:
+        ended.append(take)
+        return run(self, take, [(end, {})] if len(ended) == 1 else then)
 
     with storage_for(place.url) as storage:
         storage.create("q", **settings)
@@ -195,6 +201,7 @@ def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
         queue.send("1", group="a")
         queue.send("2", group="b")
         monkeypatch.setattr(SqlEngine, "_sync", lost)
+        monkeypatch.setattr(Pipeline, "run", lost_at_once)
         (first,) = queue.receive(1, wait=0, lease=3)  # 1 must not come again meanwhile
         (again,) = queue.receive(1, wait=30, lease=60)
     assert (first.body, again.body) == (b"2", b"1")
