@@ -59,24 +59,8 @@ class Admin:
         return answers
 
 
-class Module:
-    """Stands where kmqpy.kafka.librdkafka is imported."""
-
-    REPEATED_END_S = real.REPEATED_END_S
-    kafka_errors = staticmethod(real.kafka_errors)
-    error_of = staticmethod(real.error_of)
-    is_fatal = staticmethod(real.is_fatal)
-    is_damage = staticmethod(real.is_damage)
-    is_retriable = staticmethod(real.is_retriable)
-    error_name = staticmethod(real.error_name)
-
-    @staticmethod
-    def refresh_partition(*_: object) -> bool:
-        return False
-
-    @staticmethod
-    def answers(*_: object) -> bool:
-        return True
+class Errors:
+    """Stands where kmqpy.kafka.kafka_errors is imported for retrying()."""
 
     @staticmethod
     def retrying(
@@ -92,6 +76,20 @@ class Module:
                 if gone or clock.monotonic() > deadline:
                     raise
             yield 100.0
+
+
+class Module:
+    """Stands where kmqpy.kafka.librdkafka is imported."""
+
+    REPEATED_END_S = real.REPEATED_END_S
+
+    @staticmethod
+    def refresh_partition(*_: object) -> bool:
+        return False
+
+    @staticmethod
+    def answers(*_: object) -> bool:
+        return True
 
     @staticmethod
     def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:
