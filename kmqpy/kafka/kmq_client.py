@@ -181,7 +181,7 @@ class KmqClient(Closeable):
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._settings.name
+        return self.settings.name
 
     @property
     def unique_id(self) -> str:
@@ -192,7 +192,7 @@ class KmqClient(Closeable):
     def capabilities(self) -> Capabilities:
         """See Queue.capabilities; a queue with late acks has `receipts_by_id`, one with lanes `priority`."""
         return dataclasses.replace(
-            CAPABILITIES, receipts_by_id=self._settings.late_acks, priority=self._settings.priorities > 1
+            CAPABILITIES, receipts_by_id=self.settings.late_acks, priority=self.settings.priorities > 1
         )
 
     @property
@@ -201,18 +201,14 @@ class KmqClient(Closeable):
         return self._current.value
 
     @property
-    def _settings(self) -> QueueSettings:
-        return self._current.value
-
-    @property
     def default_lease(self) -> float:
         """See Queue.default_lease."""
-        return self._settings.lease_ms / 1000
+        return self.settings.lease_ms / 1000
 
     @property
     def max_lease(self) -> float:
         """See Queue.max_lease."""
-        return self._settings.max_lease_ms / 1000
+        return self.settings.max_lease_ms / 1000
 
     @property
     def max_in_flight(self) -> int:
@@ -227,7 +223,7 @@ class KmqClient(Closeable):
     @property
     def delays_retries(self) -> bool:
         """See Queue.delays_retries."""
-        return bool(self._settings.retry_delays)
+        return bool(self.settings.retry_delays)
 
     @property
     def at_most_once(self) -> bool:
@@ -340,7 +336,7 @@ class KmqClient(Closeable):
         with self._opening:
             self._consumer.check_open()
             if self._sender is None:
-                settings, topics = self._settings, self._shared.topics()
+                settings, topics = self.settings, self._shared.topics()
                 self._sender = QueueSender(
                     settings,
                     self._connection,
@@ -519,11 +515,11 @@ class KmqClient(Closeable):
         """
         self._consumer.check_open()
         found = lane_in_id(message_id)
-        settings = self._current.recent() if found is not None and found[0] else self._settings
+        settings = self._current.recent() if found is not None and found[0] else self.settings
         lanes = {one.lane_ending: one for one in settings.lanes()}
         if found is None or found[0] not in lanes:
             raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
-        if not self._settings.late_acks:
+        if not self.settings.late_acks:
             raise NotSupported(
                 f"receipt: queue {self.name!r} has no late acks; "
                 f"switch them on with: kmq queue alter {self.name} --late-acks"
@@ -589,7 +585,7 @@ class KmqClient(Closeable):
         """See Queue.size; an upper bound if a partition has more than 10,000 records to count."""
         most = None if limit is None else check_limit(limit, "limit")
         with self._use_admin() as admin:
-            found = admin.stats(self._settings)
+            found = admin.stats(self.settings)
         size = found.depth + found.released
         return size if most is None else min(size, most)
 
@@ -597,7 +593,7 @@ class KmqClient(Closeable):
         """See Queue.in_flight; a rejected message is in flight until a tracker makes it a dead letter."""
         most = None if limit is None else check_limit(limit, "limit")
         with self._use_admin() as admin:
-            found = admin.stats(self._settings)
+            found = admin.stats(self.settings)
         count = found.in_flight - found.released
         return count if most is None else min(count, most)
 
@@ -643,7 +639,7 @@ class KmqClient(Closeable):
     def _orphans(self, leased: Sequence[InFlightMessage]) -> list[Orphan]:
         """The same messages with their records, in the same order."""
         with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
-            lanes = {lane.name: lane for lane in admin.settings(self._settings).lanes()}
+            lanes = {lane.name: lane for lane in admin.settings(self.settings).lanes()}
         lane_of = {one.receipt: lanes[Receipt.parse(one.receipt).queue] for one in leased}
         found: dict[str, Orphan] = {}
         for lane in lanes.values():
@@ -675,7 +671,7 @@ class KmqClient(Closeable):
     def _leased(self) -> list[InFlightMessage]:
         """The messages that clients have leased; nacked and delayed messages wait for a tracker."""
         with self._use_admin() as admin:
-            found = admin.in_flight(self._settings, limit=None)
+            found = admin.in_flight(self.settings, limit=None)
         return [one for one in found if one.state is EntryState.LEASED]
 
     # --- administration -----------------------------------------------------------------------------
@@ -683,7 +679,7 @@ class KmqClient(Closeable):
     def purge(self) -> int:
         """See Queue.purge; finishes messages in flight first, so that trackers do not report them as lost."""
         with self._use_admin() as admin:
-            return admin.purge(self._settings)
+            return admin.purge(self.settings)
 
     def release_all(self) -> int:
         """See Queue.release_all; nacked messages still wait until their delay is over."""

@@ -31,6 +31,7 @@ from confluent_kafka.admin import (
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.first_contact import Service, is_awaited
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.cut_off import may_be_cut_off
@@ -357,9 +358,7 @@ class Topics:
             ),
             none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
-        for _ in kafka_errors.tries(
-            self._timeout, self._clock
-        ):  # the controller answers before the brokers know
+        for _ in kafka_errors.tries(self._timeout, self._clock):  # the controller answers before brokers know
             if not self.describe(names):
                 break
 
@@ -419,10 +418,10 @@ class Topics:
         listed = self._list_groups()
         names = sorted(group.group_id for group in listed)
         committed: dict[str, Any] = {}
-        for start in range(0, len(names), _MAX_GROUP_REQUESTS):
+        for some in pieces(names, _MAX_GROUP_REQUESTS):
             committed |= self._ask(
                 "offsets of group {}",
-                names[start : start + _MAX_GROUP_REQUESTS],
+                some,
                 lambda admin, groups, _: {
                     group: admin.list_consumer_group_offsets(
                         [ConsumerGroupTopicPartitions(group)], request_timeout=librdkafka.GROUP_REQUEST_S

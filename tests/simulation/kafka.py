@@ -5,6 +5,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
+from kmqpy.kafka import kafka_errors
 from kmqpy.kafka import librdkafka as real
 from kmqpy.kafka.topics import TopicInfo
 
@@ -61,6 +62,8 @@ class Admin:
 
 class Errors:
     """Stands where kmqpy.kafka.kafka_errors is imported for retrying()."""
+
+    translating = staticmethod(kafka_errors.translating)
 
     @staticmethod
     def retrying(

@@ -8,6 +8,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
@@ -258,7 +259,7 @@ class RedisEngine:
         """See Engine. Many rows are redriven in several steps."""
         if ids is not None:
             chosen = list(dict.fromkeys(ids))[:limit]
-            parts = [chosen[at : at + _REDRIVEN_PER_CALL] for at in range(0, len(chosen), _REDRIVEN_PER_CALL)]
+            parts = pieces(chosen, _REDRIVEN_PER_CALL)
             return sum(int(self._call(queue, "redrive", ",".join(map(str, part)), 0)) for part in parts)
         left = self.counts(queue).dead if limit is None else limit
         redriven = 0

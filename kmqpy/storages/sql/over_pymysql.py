@@ -17,6 +17,7 @@ from pymysql.cursors import Cursor as PlainCursor
 # Not pymysql.err: with install_as_MySQLdb() Django replaces this attribute by a copy with other classes.
 from pymysql.err import Error, InterfaceError
 
+from kmqpy.core.pieces import pieces
 from kmqpy.core.sockets import keep_alive
 from kmqpy.errors import ConfigError, MessageError
 from kmqpy.queue import Capabilities
@@ -266,12 +267,10 @@ class OverPyMySql(ServerDialect):
         return Picked(just_taken(found, now, parameters), now.now_ms)
 
     def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
-        for at in range(0, len(digests), _DIGESTS_PER_QUERY):
-            some = tuple(digests[at : at + _DIGESTS_PER_QUERY])
-            cursor.execute(self.sql["twins"], {**parameters, "digests": some})
-            ids = tuple(one for (one,) in cursor.fetchall())
-            for begin in range(0, len(ids), CHUNK):
-                self.change(cursor, "take_picked_for_good", {"ids": ids[begin : begin + CHUNK]})
+        for some in pieces(digests, _DIGESTS_PER_QUERY):
+            cursor.execute(self.sql["twins"], {**parameters, "digests": tuple(some)})
+            for ids in pieces(tuple(one for (one,) in cursor.fetchall()), CHUNK):
+                self.change(cursor, "take_picked_for_good", {"ids": ids})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         if not cursor.execute(self.sql["due"], {**parameters, "limit": CHUNK}):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeVar
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
@@ -361,8 +362,8 @@ class ZooKeeperEngine:
 
         return sum(
             self._change_each(queue, some, find_or_add, change, ids=len(some))
-            for at in range(0, len(gone), _GONE_PER_COMMIT)
-            for some in packs(gone[at : at + _GONE_PER_COMMIT])
+            for piece in pieces(gone, _GONE_PER_COMMIT)
+            for some in packs(piece)
         )
 
     def _change_all(
