@@ -15,13 +15,14 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
 from . import collapsing
-from .checker import History
 from .connection import Connection, timed_out
+from .history import History
 from .kafka import Errors, Module
 from .log_readers import LogReader, RepeatedReader
-from .model import LANE_SUFFIXES, Process, Steps
+from .model import LANE_SUFFIXES
 from .stepwise import stepwise
 from .surroundings import CLOCK, QUEUE, NothingHangsWatch, NoWatch, Threading, Topics, number_of, records
+from .world import Process, Steps
 
 _identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 

@@ -11,8 +11,8 @@ from kmqpy.kafka.topics import TopicInfo
 
 from .connection import Connection, no_topic, timed_out
 from .consumers import GroupConsumer, MarkersConsumer, Reader
-from .model import Steps
 from .producers import PlainProducer
+from .world import Steps
 
 
 class _Answer:
