@@ -434,7 +434,6 @@ def _readable_settings(name: str, value: bytes) -> QueueSettings | None:
 
 
 def _encode_record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
-    """Return the value of a queue's record."""
     values = dataclasses.asdict(queue)
     return json.dumps({**values, _TOPIC_IDS_FIELD: dict(ids)} if ids else values, sort_keys=True).encode()
 

@@ -219,7 +219,6 @@ class MarkerWriter(Closeable):
                 self._changed.wait_for(self._has_room, None)
 
     def put_one(self, marker: Marker) -> None:
-        """Like put(), for one marker."""
         self.put([marker])
 
     def give_back(self, places: Iterable[Place]) -> None:

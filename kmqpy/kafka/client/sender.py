@@ -107,7 +107,6 @@ class QueueSender:
         priority: int = 0,
         partition: int | None = None,
     ) -> list[str]:
-        """See KmqClient.send_many."""
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         m.check_bodies(bodies)

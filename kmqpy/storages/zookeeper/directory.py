@@ -78,7 +78,6 @@ class PageSummary(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if the page has no rows."""
         return not (self.ready or self.delayed or self.taken or self.dead)
 
     def in_state(self, status: Status) -> int:

@@ -217,7 +217,6 @@ class Draft:
         return self._page(self._numbers[at - 1]).get(row_id) if at else None
 
     def dead_row(self, row_id: int) -> Row | None:
-        """The row of an id, if it is dead."""
         row = self.row(row_id)
         return row if row is not None and row.status is Status.DEAD else None
 
@@ -263,7 +262,6 @@ class Draft:
         self._page_of(row)[row.id] = row
 
     def remove(self, row: Row) -> None:
-        """Delete a row."""
         del self._page_of(row)[row.id]
 
     def draw_place(self) -> int:

@@ -255,8 +255,6 @@ class Znodes:
         return self.repeated(alter)
 
     def queue_names(self) -> list[str]:
-        """The names of all queues."""
-
         def names() -> list[str]:
             self._sync(self._names)
             return [*self._wait(self.zk.get_children_async(self._names))]
