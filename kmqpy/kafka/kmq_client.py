@@ -24,21 +24,17 @@ from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
 from kmqpy.errors import (
     Closed,
-    DecodeError,
     KmqError,
     NotSupported,
     QueueNotFound,
     ReceiptError,
     shown,
 )
-from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT, ClientOptions, split_options
 from kmqpy.kafka.client.lazy_consumer import LazyConsumer
-from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.client.sender import QueueSender
 from kmqpy.kafka.markers.entry import EntryState
-from kmqpy.kafka.markers.log_cuts import cuts_behind
-from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import lane_in_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
@@ -568,18 +564,12 @@ class KmqClient(Closeable):
 
     def peek(self, limit: int = 10) -> list[KafkaMessage]:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
-        from kmqpy.kafka.admin import stats
+        from kmqpy.kafka.admin.looks import waiting_messages
 
         check_limit(limit, "limit")
         self._consumer.check_open()
-        found: list[KafkaMessage] = []
-        now_ms = self._clock.wall_ms()
-        for lane in self._current.recent().lanes():
-            if len(found) < limit:
-                records, cuts = stats.waiting_records(self._connection, lane, limit=limit - len(found))
-                context = ReceiveContext(lane, "", now_ms, self._telemetry, cuts=cuts)
-                found += [KafkaMessage(record, context) for record in records]
-        return [message for message in found if not _is_delayed(message, now_ms)]
+        lanes = self._current.recent().lanes()
+        return waiting_messages(self._connection, lanes, self._telemetry, self._clock.wall_ms(), limit)
 
     def size(self, limit: int | None = None) -> int:
         """See Queue.size; an upper bound if a partition has more than 10,000 records to count."""
@@ -605,12 +595,16 @@ class KmqClient(Closeable):
         limit: int | None = None,
     ) -> list[Orphan]:
         """See Queue.orphans; a redelivered message counts as sent with its redelivery, for `limit`."""
+        from kmqpy.kafka.admin.looks import orphans_of
+
         taken_before = self._clock.wall_ms() - (check_age(older_than, queued_before_ms) or 0)
         leased = [one for one in self._leased() if older_than is None or one.since_ms < taken_before]
         if limit is not None and queued_before_ms is None:
             oldest = sorted(leased, key=lambda one: one.offset)[: check_limit(limit, "limit")]
             leased = [one for one in leased if one in oldest]
-        found = self._orphans(leased)
+        with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
+            lanes = {lane.name: lane for lane in admin.settings(self.settings).lanes()}
+        found = orphans_of(self._connection, lanes, leased, self._telemetry, self._consumer)
         return [
             one
             for one in found
@@ -635,38 +629,6 @@ class KmqClient(Closeable):
         self._consumer.check_open()
         named = message.receipt if isinstance(message, Message) else message
         return trace(self._connection, self._current.recent(), named)
-
-    def _orphans(self, leased: Sequence[InFlightMessage]) -> list[Orphan]:
-        """The same messages with their records, in the same order."""
-        with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
-            lanes = {lane.name: lane for lane in admin.settings(self.settings).lanes()}
-        lane_of = {one.receipt: lanes[Receipt.parse(one.receipt).queue] for one in leased}
-        found: dict[str, Orphan] = {}
-        for lane in lanes.values():
-            there = [one for one in leased if lane_of[one.receipt] is lane]
-            places = [(one.partition, one.offset) for one in there]
-            records = partition_reader.read_at(self._connection, lane.name, places) if places else {}
-            for one, place in zip(there, places, strict=True):
-                found[one.receipt] = self._orphan(lane, one, records.get(place))
-        return [found[one.receipt] for one in leased]
-
-    def _orphan(self, lane: QueueSettings, one: InFlightMessage, record: Any) -> Orphan:
-        receipt = Receipt.parse(one.receipt)
-        context = ReceiveContext(
-            lane,
-            receipt.topic_id,
-            one.lease_until_ms,
-            self._telemetry,
-            self._consumer,
-            {one.partition: cuts_behind(receipt.offset)},
-        )
-        return Orphan(
-            receipt=one.receipt,
-            holder=one.holder,
-            since_ms=one.since_ms,
-            lease_until_ms=one.lease_until_ms,
-            message=None if record is None else KafkaMessage(record, context),
-        )
 
     def _leased(self) -> list[InFlightMessage]:
         """The messages that clients have leased; nacked and delayed messages wait for a tracker."""
@@ -799,11 +761,3 @@ def _encoded(codec: Codec, body: Any) -> bytes | OutgoingMessage:
     if isinstance(body, OutgoingMessage):
         return dataclasses.replace(body, body=encode_body(codec, body.body))
     return encode_body(codec, body)
-
-
-def _is_delayed(message: Message, now_ms: int) -> bool:
-    try:
-        deliver_at = int_header(message.headers, DELIVER_AT)
-    except DecodeError:
-        return False
-    return deliver_at is not None and deliver_at > now_ms
