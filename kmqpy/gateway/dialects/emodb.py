@@ -175,8 +175,7 @@ class EmoDialect:
         if why := self._authenticate.objection(sender, call.header):
             raise _Refused(_message(403, why))
         call.key_id = sender.id
-        if sender.key is not None:
-            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        self._authenticate.count_held(sender, call.share, call.limits.max_key_bytes)
         if verb.action is not None:
             if not sender.permits(verb.action, queue):
                 raise _Refused(_forbidden())
