@@ -22,10 +22,10 @@ def waiting_messages(
 ) -> list[KafkaMessage]:
     """The oldest messages that nobody has taken; delayed ones count towards `limit` and are left out."""
     found: list[KafkaMessage] = []
-    for lane in lanes:
+    for queue in lanes:
         if len(found) < limit:
-            records, cuts = waiting_records(connection, lane, limit=limit - len(found))
-            context = ReceiveContext(lane, "", now_ms, telemetry, cuts=cuts)
+            records, cuts = waiting_records(connection, queue, limit=limit - len(found))
+            context = ReceiveContext(queue, "", now_ms, telemetry, cuts=cuts)
             found += [KafkaMessage(record, context) for record in records]
     return [message for message in found if not _is_delayed(message, now_ms)]
 
