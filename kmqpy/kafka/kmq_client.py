@@ -51,7 +51,7 @@ from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 # What a program that only sends does not need is imported by its first call.
 if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
-    from kmqpy.kafka.admin.stats import InFlightMessage
+    from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
     from kmqpy.kafka.client.consumer import QueueConsumer
     from kmqpy.kafka.client.lanes import LanesConsumer
     from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
@@ -573,18 +573,16 @@ class KmqClient(Closeable):
 
     def size(self, limit: int | None = None) -> int:
         """See Queue.size; an upper bound if a partition has more than 10,000 records to count."""
-        most = None if limit is None else check_limit(limit, "limit")
-        with self._use_admin() as admin:
-            found = admin.stats(self.settings)
-        size = found.depth + found.released
-        return size if most is None else min(size, most)
+        return self._count(lambda found: found.depth + found.released, limit)
 
     def in_flight(self, limit: int | None = None) -> int:
         """See Queue.in_flight; a rejected message is in flight until a tracker makes it a dead letter."""
+        return self._count(lambda found: found.in_flight - found.released, limit)
+
+    def _count(self, count_of: Callable[[QueueStats], int], limit: int | None) -> int:
         most = None if limit is None else check_limit(limit, "limit")
         with self._use_admin() as admin:
-            found = admin.stats(self.settings)
-        count = found.in_flight - found.released
+            count = count_of(admin.stats(self.settings))
         return count if most is None else min(count, most)
 
     def orphans(
