@@ -64,6 +64,7 @@ class Errors:
     """Stands where kmqpy.kafka.kafka_errors is imported for retrying()."""
 
     translating = staticmethod(kafka_errors.translating)
+    is_retriable = staticmethod(kafka_errors.is_retriable)
 
     @staticmethod
     def retrying(
