@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.options import Cli, connected_service
+from kmqpy.cli.options import Cli, connected_service, log_options
 from kmqpy.cli.output import span
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
@@ -80,28 +80,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options `--log-level` and `--log-format`."""
-    level = click.option(
-        "--log-level",
-        type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
-        metavar="[DEBUG|INFO|WARNING|ERROR]",
-        default="INFO",
-        help="The lowest level that is logged, to stderr [INFO].",
-    )
-    form = click.option(
-        "--log-format", type=click.Choice(["text", "json"]), default="text", help="Format of the log [text]."
-    )
-    return level(form(command))
-
-
 @click.command(
     short_help="Redeliver what is not acknowledged in time.",
     epilog="\b\nExample:\n  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders",
 )
 @connected_service
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
-@log_options
+@log_options("text")
 @settings_options
 def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], **given: Any) -> None:
     """Redeliver what is not acknowledged in time; run two or more, they share the work.

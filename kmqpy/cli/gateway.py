@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kmqpy.cli.options import DURATION
+from kmqpy.cli.options import DURATION, log_options
 from kmqpy.cli.output import print_json, print_table, print_text, warn
 from kmqpy.cli.storage_url import OF_GATEWAYS, URL_VARIABLE, StorageUrl
 from kmqpy.core import logs
@@ -107,15 +107,7 @@ def default_url() -> str:
     show_default=True,
     help="Larger messages are refused.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
-    default="INFO",
-    help="The lowest level that is logged, to stderr [INFO].",
-)
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="json", help="Format of the log [json]."
-)
+@log_options("json")
 def gateway(
     urls: tuple[str, ...],
     keys_file: Path | None,

@@ -28,6 +28,7 @@ from kmqpy.cli.output import (
 )
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import MIN_LEASE_MS
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.message import Message, OutgoingMessage
@@ -181,8 +182,7 @@ def _lines() -> Iterator[list[bytes]]:
         if more:
             lines = [b"".join(begun), *more[:-1]]
             begun = [more[-1]]
-            for start in range(0, len(lines), _MAX_BATCH):
-                yield lines[start : start + _MAX_BATCH]
+            yield from pieces(lines, _MAX_BATCH)
     if rest := b"".join(begun):
         yield [rest]
 

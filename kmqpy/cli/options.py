@@ -310,6 +310,20 @@ LIMIT_OPTION = click.option(
 )
 
 
+def log_options(form: str) -> Callable[[F], F]:
+    """Add the options of a service: `--log-level`, and `--log-format`, which is `form` by default."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+        metavar="[DEBUG|INFO|WARNING|ERROR]",
+        default="INFO",
+        help="The lowest level that is logged, to stderr [INFO].",
+    )
+    kind = click.Choice(["text", "json"])
+    shown = click.option("--log-format", type=kind, default=form, help=f"Format of the log [{form}].")
+    return lambda function: level(shown(function))
+
+
 def queue_argument(function: F) -> F:
     """Add the argument QUEUE, which is left out where --queue-url names the queue."""
     return click.argument("queue", required=False, metavar="QUEUE")(function)

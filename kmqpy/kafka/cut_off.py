@@ -23,7 +23,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import Clock
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.settings import KafkaConnection
 
@@ -51,7 +51,7 @@ _UNANSWERED = {
 
 def may_be_cut_off(error: KafkaError | None) -> bool:
     """Return True if `error` says that a call or record got no answer, or if `error` ended the client."""
-    return error is not None and (librdkafka.is_fatal(error) or error.code() in _UNANSWERED)
+    return error is not None and (kafka_errors.is_fatal(error) or error.code() in _UNANSWERED)
 
 
 class RenewedProducer:

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.log_cuts import Cut, offset_of
@@ -71,7 +71,7 @@ def find_cut(
     doing = f"look for a cut in the log of {topic}, partition {partition}"
     search = _Search(connection, topic, partition, timeout_s, clock)
     try:
-        with librdkafka.kafka_errors(doing, connection):
+        with kafka_errors.translating(doing, connection):
             return search.find(offset, epoch, may_be_control=may_be_control, claim_id=claim_id, starts=starts)
     finally:
         search.close()
@@ -151,7 +151,7 @@ class _Search:
         return Cut(max(log.epoch, epoch + 1) if behind is None else _epoch_of(behind), low, max(0, epoch))
 
     def _ask(self) -> _Log:
-        start = librdkafka.retrying(
+        start = kafka_errors.retrying(
             partial(librdkafka.watermarks, self._consumer, self._topic, self._partition),
             self._timeout_s,
             self._connection,
@@ -159,7 +159,7 @@ class _Search:
             clock=self._clock,
         )[0]
         # Only with its answer to this request does Kafka name an epoch; see LogEnds.
-        place = librdkafka.retrying(self._ask_end, self._timeout_s, self._connection, clock=self._clock)
+        place = kafka_errors.retrying(self._ask_end, self._timeout_s, self._connection, clock=self._clock)
         return _Log(start, place.offset, -1 if place.leader_epoch is None else place.leader_epoch)
 
     def _ask_end(self, try_s: float) -> TopicPartition:
@@ -182,7 +182,7 @@ class _Search:
                     if error is None:
                         return record
                     if error.code() != KafkaError._PARTITION_EOF:
-                        if not librdkafka.is_retriable(error):
+                        if not kafka_errors.is_retriable(error):
                             raise KafkaException(error)
                     elif (record.offset() or 0) >= log.end:
                         return None

@@ -22,7 +22,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.log_ends import TopicPlace
 from kmqpy.kafka.settings import KafkaConnection
 
@@ -194,7 +194,7 @@ def _look(
     }
     with (
         closing(librdkafka.new_consumer(connection, settings)) as consumer,
-        librdkafka.kafka_errors("look for damaged logs", connection),
+        kafka_errors.translating("look for damaged logs", connection),
     ):
         epochs: dict[TopicPlace, int] = {}
         reached, left = dict(places), dict.fromkeys(places, sys.maxsize if records is None else records)
@@ -205,7 +205,7 @@ def _look(
             fetched = consumer.consume(1, _POLL_S)
             for record in fetched and fetched + consumer.consume(_READ_AT_ONCE, 0):
                 place, error = (str(record.topic()), record.partition() or 0), record.error()
-                damaged = librdkafka.is_damage(error)
+                damaged = kafka_errors.is_damage(error)
                 if place not in left or not (
                     error is None or damaged or error.code() == KafkaError._PARTITION_EOF
                 ):
@@ -221,7 +221,7 @@ def _look(
             yield from seen.values()
         for place in left:
             ask = partial(librdkafka.watermarks, consumer, *place)
-            low, end = librdkafka.retrying(ask, connection.timeout_s, connection, clock=clock)
+            low, end = kafka_errors.retrying(ask, connection.timeout_s, connection, clock=clock)
             silent = low <= reached[place] < end
             why = f"nothing comes, though the log goes on to offset {end}" if silent else ""
             yield _Seen(*place, reached[place], done=True, why=why)

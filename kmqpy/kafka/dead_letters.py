@@ -37,7 +37,7 @@ from kmqpy.errors import (
     Unavailable,
     UnsupportedMarker,
 )
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import kafka_errors, librdkafka, partition_reader
 from kmqpy.kafka.group_commits import add_cuts_of_letters
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.log_cuts import offset_of
@@ -448,12 +448,12 @@ class KafkaDeadLetters(Closeable):
                 if (
                     self._clock.monotonic() > deadline
                     or problem.code() in _NOT_RETRIED
-                    or librdkafka.is_damage(problem)
+                    or kafka_errors.is_damage(problem)
                 ):
                     reader.close()  # it may be cut off (kmqpy.kafka.cut_off)
                     self._reader = None
                     doing = f"read {self._dead.name}, partition {partition}"
-                    raise librdkafka.translated(problem, doing, self._connection)
+                    raise kafka_errors.translated(problem, doing, self._connection)
                 continue
             offset = record.offset() or 0
             # A log may end in control records; librdkafka reports its end as an event.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import kafka_errors, librdkafka, partition_reader
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.ended_letters import EndedLetters
@@ -141,8 +141,8 @@ def _ask_commits(
     ids: TopicIds,
 ) -> dict[int, Commit]:
     wanted = [TopicPartition(queue.name, partition) for partition in partitions]
-    with librdkafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
-        places = librdkafka.retrying(
+    with kafka_errors.translating(f"offsets of group {queue.consumer_group}", connection):
+        places = kafka_errors.retrying(
             # An error does not mean that there is no commit.
             lambda try_s: _checked(consumer.committed(wanted, timeout=try_s)),
             connection.timeout_s,
@@ -173,8 +173,8 @@ def _ask_ends(
             raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
         return places
 
-    with librdkafka.kafka_errors(f"ask where {queue.name} ends", connection):
-        places = librdkafka.retrying(ask, connection.timeout_s, connection)
+    with kafka_errors.translating(f"ask where {queue.name} ends", connection):
+        places = kafka_errors.retrying(ask, connection.timeout_s, connection)
     return {
         place.partition: LogEnd(place.offset, -1 if place.leader_epoch is None else place.leader_epoch)
         for place in places

@@ -24,21 +24,17 @@ from kmqpy.core.settings import check_limit
 from kmqpy.core.stack import is_inside
 from kmqpy.errors import (
     Closed,
-    DecodeError,
     KmqError,
     NotSupported,
     QueueNotFound,
     ReceiptError,
     shown,
 )
-from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client_options import MAX_IN_FLIGHT, ClientOptions, split_options
 from kmqpy.kafka.client.lazy_consumer import LazyConsumer
-from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.client.sender import QueueSender
 from kmqpy.kafka.markers.entry import EntryState
-from kmqpy.kafka.markers.log_cuts import cuts_behind
-from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import lane_in_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
@@ -55,7 +51,7 @@ from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 # What a program that only sends does not need is imported by its first call.
 if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
-    from kmqpy.kafka.admin.stats import InFlightMessage
+    from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
     from kmqpy.kafka.client.consumer import QueueConsumer
     from kmqpy.kafka.client.lanes import LanesConsumer
     from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
@@ -181,7 +177,7 @@ class KmqClient(Closeable):
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._settings.name
+        return self.settings.name
 
     @property
     def unique_id(self) -> str:
@@ -192,7 +188,7 @@ class KmqClient(Closeable):
     def capabilities(self) -> Capabilities:
         """See Queue.capabilities; a queue with late acks has `receipts_by_id`, one with lanes `priority`."""
         return dataclasses.replace(
-            CAPABILITIES, receipts_by_id=self._settings.late_acks, priority=self._settings.priorities > 1
+            CAPABILITIES, receipts_by_id=self.settings.late_acks, priority=self.settings.priorities > 1
         )
 
     @property
@@ -201,18 +197,14 @@ class KmqClient(Closeable):
         return self._current.value
 
     @property
-    def _settings(self) -> QueueSettings:
-        return self._current.value
-
-    @property
     def default_lease(self) -> float:
         """See Queue.default_lease."""
-        return self._settings.lease_ms / 1000
+        return self.settings.lease_ms / 1000
 
     @property
     def max_lease(self) -> float:
         """See Queue.max_lease."""
-        return self._settings.max_lease_ms / 1000
+        return self.settings.max_lease_ms / 1000
 
     @property
     def max_in_flight(self) -> int:
@@ -227,7 +219,7 @@ class KmqClient(Closeable):
     @property
     def delays_retries(self) -> bool:
         """See Queue.delays_retries."""
-        return bool(self._settings.retry_delays)
+        return bool(self.settings.retry_delays)
 
     @property
     def at_most_once(self) -> bool:
@@ -340,7 +332,7 @@ class KmqClient(Closeable):
         with self._opening:
             self._consumer.check_open()
             if self._sender is None:
-                settings, topics = self._settings, self._shared.topics()
+                settings, topics = self.settings, self._shared.topics()
                 self._sender = QueueSender(
                     settings,
                     self._connection,
@@ -519,11 +511,11 @@ class KmqClient(Closeable):
         """
         self._consumer.check_open()
         found = lane_in_id(message_id)
-        settings = self._current.recent() if found is not None and found[0] else self._settings
+        settings = self._current.recent() if found is not None and found[0] else self.settings
         lanes = {one.lane_ending: one for one in settings.lanes()}
         if found is None or found[0] not in lanes:
             raise ReceiptError(f"id: {shown(message_id)} is not that of a message; they look like 0-42")
-        if not self._settings.late_acks:
+        if not self.settings.late_acks:
             raise NotSupported(
                 f"receipt: queue {self.name!r} has no late acks; "
                 f"switch them on with: kmq queue alter {self.name} --late-acks"
@@ -572,33 +564,25 @@ class KmqClient(Closeable):
 
     def peek(self, limit: int = 10) -> list[KafkaMessage]:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
-        from kmqpy.kafka.admin import stats
+        from kmqpy.kafka.admin.looks import waiting_messages
 
         check_limit(limit, "limit")
         self._consumer.check_open()
-        found: list[KafkaMessage] = []
-        now_ms = self._clock.wall_ms()
-        for lane in self._current.recent().lanes():
-            if len(found) < limit:
-                records, cuts = stats.waiting_records(self._connection, lane, limit=limit - len(found))
-                context = ReceiveContext(lane, "", now_ms, self._telemetry, cuts=cuts)
-                found += [KafkaMessage(record, context) for record in records]
-        return [message for message in found if not _is_delayed(message, now_ms)]
+        lanes = self._current.recent().lanes()
+        return waiting_messages(self._connection, lanes, self._telemetry, self._clock.wall_ms(), limit)
 
     def size(self, limit: int | None = None) -> int:
         """See Queue.size; an upper bound if a partition has more than 10,000 records to count."""
-        most = None if limit is None else check_limit(limit, "limit")
-        with self._use_admin() as admin:
-            found = admin.stats(self._settings)
-        size = found.depth + found.released
-        return size if most is None else min(size, most)
+        return self._count(lambda found: found.depth + found.released, limit)
 
     def in_flight(self, limit: int | None = None) -> int:
         """See Queue.in_flight; a rejected message is in flight until a tracker makes it a dead letter."""
+        return self._count(lambda found: found.in_flight - found.released, limit)
+
+    def _count(self, count_of: Callable[[QueueStats], int], limit: int | None) -> int:
         most = None if limit is None else check_limit(limit, "limit")
         with self._use_admin() as admin:
-            found = admin.stats(self._settings)
-        count = found.in_flight - found.released
+            count = count_of(admin.stats(self.settings))
         return count if most is None else min(count, most)
 
     def orphans(
@@ -609,12 +593,16 @@ class KmqClient(Closeable):
         limit: int | None = None,
     ) -> list[Orphan]:
         """See Queue.orphans; a redelivered message counts as sent with its redelivery, for `limit`."""
+        from kmqpy.kafka.admin.looks import orphans_of
+
         taken_before = self._clock.wall_ms() - (check_age(older_than, queued_before_ms) or 0)
         leased = [one for one in self._leased() if older_than is None or one.since_ms < taken_before]
         if limit is not None and queued_before_ms is None:
             oldest = sorted(leased, key=lambda one: one.offset)[: check_limit(limit, "limit")]
             leased = [one for one in leased if one in oldest]
-        found = self._orphans(leased)
+        with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
+            lanes = {lane.name: lane for lane in admin.settings(self.settings).lanes()}
+        found = orphans_of(self._connection, lanes, leased, self._telemetry, self._consumer)
         return [
             one
             for one in found
@@ -640,42 +628,10 @@ class KmqClient(Closeable):
         named = message.receipt if isinstance(message, Message) else message
         return trace(self._connection, self._current.recent(), named)
 
-    def _orphans(self, leased: Sequence[InFlightMessage]) -> list[Orphan]:
-        """The same messages with their records, in the same order."""
-        with self._use_admin() as admin:  # as in_flight() has them: lanes may have been added since
-            lanes = {lane.name: lane for lane in admin.settings(self._settings).lanes()}
-        lane_of = {one.receipt: lanes[Receipt.parse(one.receipt).queue] for one in leased}
-        found: dict[str, Orphan] = {}
-        for lane in lanes.values():
-            there = [one for one in leased if lane_of[one.receipt] is lane]
-            places = [(one.partition, one.offset) for one in there]
-            records = partition_reader.read_at(self._connection, lane.name, places) if places else {}
-            for one, place in zip(there, places, strict=True):
-                found[one.receipt] = self._orphan(lane, one, records.get(place))
-        return [found[one.receipt] for one in leased]
-
-    def _orphan(self, lane: QueueSettings, one: InFlightMessage, record: Any) -> Orphan:
-        receipt = Receipt.parse(one.receipt)
-        context = ReceiveContext(
-            lane,
-            receipt.topic_id,
-            one.lease_until_ms,
-            self._telemetry,
-            self._consumer,
-            {one.partition: cuts_behind(receipt.offset)},
-        )
-        return Orphan(
-            receipt=one.receipt,
-            holder=one.holder,
-            since_ms=one.since_ms,
-            lease_until_ms=one.lease_until_ms,
-            message=None if record is None else KafkaMessage(record, context),
-        )
-
     def _leased(self) -> list[InFlightMessage]:
         """The messages that clients have leased; nacked and delayed messages wait for a tracker."""
         with self._use_admin() as admin:
-            found = admin.in_flight(self._settings, limit=None)
+            found = admin.in_flight(self.settings, limit=None)
         return [one for one in found if one.state is EntryState.LEASED]
 
     # --- administration -----------------------------------------------------------------------------
@@ -683,7 +639,7 @@ class KmqClient(Closeable):
     def purge(self) -> int:
         """See Queue.purge; finishes messages in flight first, so that trackers do not report them as lost."""
         with self._use_admin() as admin:
-            return admin.purge(self._settings)
+            return admin.purge(self.settings)
 
     def release_all(self) -> int:
         """See Queue.release_all; nacked messages still wait until their delay is over."""
@@ -803,11 +759,3 @@ def _encoded(codec: Codec, body: Any) -> bytes | OutgoingMessage:
     if isinstance(body, OutgoingMessage):
         return dataclasses.replace(body, body=encode_body(codec, body.body))
     return encode_body(codec, body)
-
-
-def _is_delayed(message: Message, now_ms: int) -> bool:
-    try:
-        deliver_at = int_header(message.headers, DELIVER_AT)
-    except DecodeError:
-        return False
-    return deliver_at is not None and deliver_at > now_ms

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from kmqpy.errors import KmqError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
 TopicPlace = tuple[str, int]
@@ -93,7 +93,7 @@ class LogEnds:
         places = [TopicPartition(topic, partition, OFFSET_END) for topic, partition in wanted]
         doing = "ask where the log ends"
         try:
-            with librdkafka.kafka_errors(doing, self._connection):
+            with kafka_errors.translating(doing, self._connection):
                 found = self._consumer.offsets_for_times(places, timeout=_REQUEST_TIMEOUT_S)
         except KmqError as error:
             self._request_failed = True
@@ -103,7 +103,7 @@ class LogEnds:
         for place in found:
             key = place.topic, place.partition
             if place.error is not None:
-                ends[key] = librdkafka.translated(place.error, doing, self._connection)
+                ends[key] = kafka_errors.translated(place.error, doing, self._connection)
             elif place.offset < 0:
                 ends[key] = Unavailable(f"end of {key[0]}, partition {key[1]}: Kafka does not say")
             else:

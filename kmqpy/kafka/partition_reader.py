@@ -19,7 +19,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 
 _BATCH_RECORDS = 10_000
@@ -235,7 +235,7 @@ class _Reader(Closeable):
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First offset and last stable offset (or end of the log) of each partition."""
-        with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+        with kafka_errors.translating(f"read {self._topic}", self._connection):
             return {partition: self._bounds(partition) for partition in partitions}
 
     def _bounds(self, partition: int) -> tuple[int, int]:
@@ -246,7 +246,7 @@ class _Reader(Closeable):
 
         # librdkafka reports a partition as unknown if it is new, or if its broker is slow.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
-        return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
+        return kafka_errors.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
 
     def offsets_at(self, times_ms: Mapping[int, int]) -> dict[int, int]:
         """The offset of each partition's first record with this or a later time; INT64_MAX without one."""
@@ -259,8 +259,8 @@ class _Reader(Closeable):
                     raise KafkaException(place.error)
             return found
 
-        with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
-            found = librdkafka.retrying(ask, self._timeout_s, self._connection, clock=self._clock)
+        with kafka_errors.translating(f"read {self._topic}", self._connection):
+            found = kafka_errors.retrying(ask, self._timeout_s, self._connection, clock=self._clock)
         return {place.partition: place.offset if place.offset >= 0 else INT64_MAX for place in found}
 
     def open(self, starts: Mapping[int, int]) -> dict[int, ReadPosition]:
@@ -269,7 +269,7 @@ class _Reader(Closeable):
             partition: ReadPosition(low, min(max(starts[partition], low), max(end, low)), end)
             for partition, (low, end) in self.bounds(starts).items()
         }
-        with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+        with kafka_errors.translating(f"read {self._topic}", self._connection):
             self._unread = {partition for partition, place in reached.items() if not place.done}
             self._consumer.assign(
                 [
@@ -359,7 +359,7 @@ class _Reader(Closeable):
                 self.leave(partition)
 
     def _check(self, partition: int, error: KafkaError) -> None:
-        if not librdkafka.is_retriable(error):
+        if not kafka_errors.is_retriable(error):
             doing = f"read {self._topic}, partition {partition}"
-            with librdkafka.kafka_errors(doing, self._connection):
+            with kafka_errors.translating(doing, self._connection):
                 raise KafkaException(error)

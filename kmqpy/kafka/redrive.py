@@ -20,7 +20,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import DecodeError, KmqError, Unavailable, Unfinished
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors
 from kmqpy.kafka.copies.copy_headers import redriven_headers
 from kmqpy.kafka.copies.copy_transaction import (
     CopyTransaction,
@@ -383,7 +383,7 @@ class RedriveRun(Closeable):
             return Unavailable(
                 "another redrive or purge of this queue has taken over, or a transaction took too long"
             )
-        return librdkafka.translated(next(iter(errors), None), "write", self._connection)
+        return kafka_errors.translated(next(iter(errors), None), "write", self._connection)
 
 
 def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[DeadLetterMove]]:

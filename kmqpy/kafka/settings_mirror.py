@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import kafka_errors, librdkafka, partition_reader
 from kmqpy.kafka.settings import (
     MAX_PRIORITIES,
     SETTINGS_TOPIC,
@@ -201,7 +201,7 @@ class SettingsMirror:
     def __init__(self, connection: KafkaConnection, topics: Topics | None = None) -> None:
         self._connection = connection
         self._topics = topics
-        self._cluster = librdkafka.connection_key(connection)
+        self._cluster = kafka_errors.connection_key(connection)
 
     def recent(self, name: str) -> QueueSettings | None:
         """Return the settings of queue `name` if this process has read them in the last 10 s; else None."""
@@ -393,14 +393,14 @@ class SettingsMirror:
         # Not idempotent, which takes half a second more: a record written twice says the same.
         settings = {"message.timeout.ms": int(timeout_s * 1000), "enable.idempotence": False}
         producer = librdkafka.new_producer(self._connection, settings)
-        with librdkafka.kafka_errors(doing, self._connection):
+        with kafka_errors.translating(doing, self._connection):
             for key, value in records.items():
                 producer.produce(SETTINGS_TOPIC, value, key, 0, on_delivery=report)
         left = producer.flush(timeout_s + 1)
         _cache.pop(self._cluster, None)
         if left or failed:
             error = failed[0] if failed else KafkaError(KafkaError._MSG_TIMED_OUT)
-            raise librdkafka.translated(error, doing, self._connection)
+            raise kafka_errors.translated(error, doing, self._connection)
 
     def _warn(self, what: str, why: str) -> None:
         """Log a warning, once for each kind in a process and cluster."""
@@ -434,7 +434,6 @@ def _readable_settings(name: str, value: bytes) -> QueueSettings | None:
 
 
 def _encode_record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
-    """Return the value of a queue's record."""
     values = dataclasses.asdict(queue)
     return json.dumps({**values, _TOPIC_IDS_FIELD: dict(ids)} if ids else values, sort_keys=True).encode()
 
@@ -463,5 +462,5 @@ def _ids_to_write(
 
 def _is_not_allowed(error: AccessDenied) -> bool:
     """Return True if Kafka knows this client, but does not allow it to use the topic."""
-    cause = librdkafka.error_of(error.__cause__) if error.__cause__ is not None else None
+    cause = kafka_errors.error_of(error.__cause__) if error.__cause__ is not None else None
     return cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

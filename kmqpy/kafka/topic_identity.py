@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import markers_topics
@@ -162,7 +162,7 @@ class TopicWatch:
                 self._pending[name].result(0)
                 there.add(name)
             except KafkaException as exception:
-                error = librdkafka.error_of(exception)
+                error = kafka_errors.error_of(exception)
                 code = None if error is None else error.code()
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     denied.add(name)
@@ -177,7 +177,7 @@ class TopicWatch:
         try:
             return str(self._pending[name].result(0).topic_id)
         except KafkaException as exception:
-            if may_be_cut_off(librdkafka.error_of(exception)):
+            if may_be_cut_off(kafka_errors.error_of(exception)):
                 self._admin = None
             return None  # Kafka does not answer, or the topic is gone; readers of the topic notice that
 

@@ -31,8 +31,9 @@ from confluent_kafka.admin import (
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.first_contact import Service, is_awaited
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, check_retention
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
@@ -250,7 +251,7 @@ class Topics:
 
     def describe(self, names: Sequence[str], *, with_config: bool = False) -> dict[str, TopicInfo]:
         """Return the topics that exist, by name."""
-        for _ in librdkafka.tries(self._timeout, self._clock):
+        for _ in kafka_errors.tries(self._timeout, self._clock):
             topics = self._ask(
                 "describe topic {}",
                 names,
@@ -336,7 +337,7 @@ class Topics:
         """
         names = list(topics)
         self._changed_at.update(dict.fromkeys(names, self._clock.monotonic()))
-        for _ in librdkafka.tries(self._timeout, self._clock):
+        for _ in kafka_errors.tries(self._timeout, self._clock):
             known = self.describe(names)
             if all(name in known and known[name].partitions >= partitions for name in names):
                 break
@@ -357,9 +358,7 @@ class Topics:
             ),
             none_on=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
-        for _ in librdkafka.tries(
-            self._timeout, self._clock
-        ):  # the controller answers before the brokers know
+        for _ in kafka_errors.tries(self._timeout, self._clock):  # the controller answers before brokers know
             if not self.describe(names):
                 break
 
@@ -419,10 +418,10 @@ class Topics:
         listed = self._list_groups()
         names = sorted(group.group_id for group in listed)
         committed: dict[str, Any] = {}
-        for start in range(0, len(names), _MAX_GROUP_REQUESTS):
+        for some in pieces(names, _MAX_GROUP_REQUESTS):
             committed |= self._ask(
                 "offsets of group {}",
-                names[start : start + _MAX_GROUP_REQUESTS],
+                some,
                 lambda admin, groups, _: {
                     group: admin.list_consumer_group_offsets(
                         [ConsumerGroupTopicPartitions(group)], request_timeout=librdkafka.GROUP_REQUEST_S
@@ -490,7 +489,7 @@ class Topics:
 
     def _metadata(self, doing: str) -> Any:
         self._guard.raise_if_inherited()
-        with librdkafka.kafka_errors(doing, self._connection):
+        with kafka_errors.translating(doing, self._connection):
             admin = self._admin
             try:
                 return librdkafka.metadata(admin, self._timeout, self._connection)
@@ -500,7 +499,7 @@ class Topics:
 
     def _renew_after(self, admin: AdminClient, exception: KafkaException) -> None:
         """Replace `admin` for later requests if the exception says that `admin` may be cut off."""
-        if admin is self._admin and may_be_cut_off(librdkafka.error_of(exception)):
+        if admin is self._admin and may_be_cut_off(kafka_errors.error_of(exception)):
             self._admin = librdkafka.new_admin(self._connection)
 
     def _ask(
@@ -541,29 +540,29 @@ class Topics:
                         admin, futures.pop(0), try_s + _EXTRA_WAIT_S, self._connection
                     )
                 except KafkaException as exception:
-                    error = librdkafka.error_of(exception)
+                    error = kafka_errors.error_of(exception)
                     if error is not None and error.code() == none_on:
                         found[one] = None
                     else:
                         failed[one] = error
             # Put errors that are not retriable first: the first one decides whether to try again.
-            left = sorted(failed, key=lambda one: librdkafka.is_retriable(failed[one]))
+            left = sorted(failed, key=lambda one: kafka_errors.is_retriable(failed[one]))
             if left:
                 raise KafkaException(failed[left[0]])
 
         def is_of_new_topic(exception: KafkaException) -> bool:
             is_new = self._clock.monotonic() - self._changed_at.get(topic or "", -math.inf) < self._timeout
-            return is_new and librdkafka.is_unknown_topic(librdkafka.error_of(exception))
+            return is_new and kafka_errors.is_unknown_topic(kafka_errors.error_of(exception))
 
         if left:
             try:
-                librdkafka.retrying(
+                kafka_errors.retrying(
                     ask, self._timeout, self._connection, also=is_of_new_topic, clock=self._clock
                 )
             except KafkaException as exception:
                 self._renew_after(admin, exception)
-                error = librdkafka.error_of(exception)
-                raise librdkafka.translated(error, doing.format(left[0]), self._connection) from exception
+                error = kafka_errors.error_of(exception)
+                raise kafka_errors.translated(error, doing.format(left[0]), self._connection) from exception
         return found
 
 

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kmqpy.errors import ConfigError, KmqError, Unavailable
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import kafka_errors, librdkafka, partition_reader
 from kmqpy.kafka.client.marker_writer import Item
 from kmqpy.kafka.client.offset_commits import Commit, commit_metadata
 from kmqpy.kafka.cut_off import may_be_cut_off
@@ -352,7 +352,7 @@ class Acknowledger(StreamingQueryListener):
         try:
             self._committer.commit(offsets=places, asynchronous=False)
         except KafkaException as exception:
-            error = librdkafka.error_of(exception)
+            error = kafka_errors.error_of(exception)
             if may_be_cut_off(error):
                 self._committer = self._new_committer()
             _log.error(

@@ -41,7 +41,7 @@ from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import kafka_errors, librdkafka, partition_reader
 from kmqpy.kafka.markers.records import have_headers, message_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header, redelivery_count
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -327,9 +327,9 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                     break
                 # A replica that lags behind its leader reports the end too early.
                 elif error is not None and not (
-                    librdkafka.is_retriable(error) or error.code() == KafkaError._PARTITION_EOF
+                    kafka_errors.is_retriable(error) or error.code() == KafkaError._PARTITION_EOF
                 ):
-                    with librdkafka.kafka_errors(doing, options.connection):
+                    with kafka_errors.translating(doing, options.connection):
                         raise KafkaException(error)
             if found:
                 if position == part.first < found[0].offset():

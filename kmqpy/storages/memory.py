@@ -63,7 +63,6 @@ class MemoryEngine:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
         with self._lock:
             if settings.name in self._queues:
                 return False
@@ -71,13 +70,11 @@ class MemoryEngine:
             return True
 
     def find_queue(self, name: str) -> QueueRow | None:
-        """See Engine."""
         with self._lock:
             found = self._queues.get(name)
         return None if found is None else found.row
 
     def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
         with self._lock:
             found = self._queue(queue)
             if found.row != queue:
@@ -88,12 +85,10 @@ class MemoryEngine:
         return True
 
     def queue_names(self) -> list[str]:
-        """See Engine."""
         with self._lock:
             return list(self._queues)
 
     def delete_queue(self, queue: QueueRow) -> None:
-        """See Engine."""
         with self._lock:
             found = self._queue(queue)
             del self._queues[queue.name]
@@ -104,7 +99,6 @@ class MemoryEngine:
     # --- messages ---------------------------------------------------------------------------------
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             ids: list[int] = []
             here: dict[str, int] = {}  # whatever the window
@@ -134,7 +128,6 @@ class MemoryEngine:
             return ids
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             last: MemoryRow | None = None
             taken: list[MessageRow] = []
@@ -151,7 +144,6 @@ class MemoryEngine:
             return Taken(taken, now_ms, None if due is None else due[0][0], found.arrivals)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
-        """See Engine."""
         with self._locked(queue) as (found, _):
             done = 0
             for row in found.current(takes, *ALIVE):
@@ -169,7 +161,6 @@ class MemoryEngine:
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             found.add_again(gone)
             done = 0
@@ -179,14 +170,12 @@ class MemoryEngine:
             return done
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             return [one for one in takes if not found.extend(one, now_ms=now_ms, lease_ms=lease_ms)]
 
     def bury(
         self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
     ) -> int:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             found.add_again(gone)
             done = 0
@@ -198,7 +187,6 @@ class MemoryEngine:
             return done
 
     def release_all(self, queue: QueueRow) -> int:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             taken = [row for row in found.rows.values() if row.state is RowState.TAKEN]
             for row in taken:
@@ -206,14 +194,12 @@ class MemoryEngine:
             return len(taken)
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
-        """See Engine."""
         with self._locked(queue) as (found, _):
             ready = (row for row in found.rows.values() if row.state is RowState.READY)
             first = heapq.nsmallest(limit, ready, key=found.order)
             return [row.shown() for row in first]
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
-        """See Engine."""
         with self._locked(queue) as (found, _):
             return Counts(
                 ready=found.counts[RowState.READY] + found.counts[RowState.BEHIND],
@@ -234,7 +220,6 @@ class MemoryEngine:
         taken_for_ms: int | None = None,
         queued_before_ms: int | None = None,
     ) -> list[MessageRow]:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             matching = (
                 row
@@ -247,20 +232,17 @@ class MemoryEngine:
             return [row.shown() for row in heapq.nsmallest(limit, matching, key=lambda row: row.id)]
 
     def purge(self, queue: QueueRow) -> int:
-        """See Engine."""
         with self._locked(queue) as (found, _):
             return found.clear(*ALIVE)
 
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
-        """See Engine."""
         with self._locked(queue) as (found, _):
             shown = [row.shown()._replace(size=len(row.body)) for row in _oldest_dead_rows(found, limit)]
         return shown if with_bodies else [row._replace(body=b"", headers=()) for row in shown]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
-        """See Engine."""
         with self._locked(queue) as (found, now_ms):
             chosen = _oldest_dead_rows(found, limit, None if ids is None else frozenset(ids))
             for row in chosen:
@@ -274,14 +256,12 @@ class MemoryEngine:
             return len(chosen)
 
     def purge_dead(self, queue: QueueRow) -> int:
-        """See Engine."""
         with self._locked(queue) as (found, _):
             return found.clear(RowState.DEAD)
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
-        """See Engine."""
         found = self._queue(queue)
         if self._patience is not None:
             seconds = min(seconds, self._patience)
@@ -296,7 +276,6 @@ class MemoryEngine:
             )
 
     def wake(self, queue: QueueRow) -> None:
-        """See Engine."""
         with self._lock:
             found = self._queues.get(queue.name)
         if found is not None:

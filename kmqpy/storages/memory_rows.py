@@ -259,7 +259,6 @@ class MemoryQueue:
                 self.enter(row, RowState.TAKEN)
 
     def remove(self, row: MemoryRow) -> None:
-        """Delete a row."""
         del self.rows[row.id]
         self.counts[row.state] -= 1
         self._forget_twin(row)
@@ -320,7 +319,6 @@ class MemoryQueue:
         self.enter(row, RowState.DELAYED if row.until_ms > now_ms else RowState.READY)
 
     def take(self, row: MemoryRow, now_ms: int, lease_ms: int) -> None:
-        """Begin a take of a row."""
         row.take += 1
         row.since_ms = now_ms
         row.until_ms = now_ms + lease_ms

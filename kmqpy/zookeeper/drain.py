@@ -20,6 +20,7 @@ from kazoo.exceptions import (
 )
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError, QueueNotFound, Unfinished
 from kmqpy.zookeeper.session import address, unavailable
 
@@ -100,8 +101,7 @@ def drain(zk: KazooClient, plans: list[Plan], progress: Callable[[int], None] = 
     done = 0
     with unavailable(zk):
         for one in plans:
-            for start in range(0, len(one.names), _DELETIONS_AT_ONCE):
-                piece = one.names[start : start + _DELETIONS_AT_ONCE]
+            for piece in pieces(one.names, _DELETIONS_AT_ONCE):
                 try:
                     done += _delete(zk, one.path, piece)
                 except _LOST_ANSWER as error:

@@ -15,13 +15,14 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
 from . import collapsing
-from .checker import History
 from .connection import Connection, timed_out
-from .kafka import Module
+from .history import History
+from .kafka import Errors, Module
 from .log_readers import LogReader, RepeatedReader
-from .model import LANE_SUFFIXES, Process, Steps
+from .model import LANE_SUFFIXES
 from .stepwise import stepwise
 from .surroundings import CLOCK, QUEUE, NothingHangsWatch, NoWatch, Threading, Topics, number_of, records
+from .world import Process, Steps
 
 _identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 
@@ -48,6 +49,7 @@ cut_search = stepwise(
     "kmqpy.kafka.cut_search",
     {"find_cut", "find", "_cut_before", "_ask", "_ask_end", "_first_from"},
     librdkafka=Module,
+    kafka_errors=Errors,
     SYSTEM_CLOCK=CLOCK,
 )
 _commit_check = stepwise(
@@ -108,12 +110,10 @@ _group_member = stepwise(
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
 )
-_unconfirmed_starts = stepwise("kmqpy.kafka.client.unconfirmed_starts", set(), librdkafka=Module)
 _start_markers = stepwise(
     "kmqpy.kafka.client.start_markers",
     {"wait_until_confirmed", "start"},
     librdkafka=Module,
-    UnconfirmedStarts=_unconfirmed_starts.UnconfirmedStarts,
 )
 _start_markers._MANY = 3  # batches are small here
 _writer = stepwise(

@@ -11,7 +11,8 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 from .lanes import lane_topics
-from .model import LANE_SUFFIXES, Broker, Group, Process, Steps
+from .model import LANE_SUFFIXES, Broker, Group
+from .world import Process, Steps
 
 REQUEST_TIMEOUT_MS = 400.0
 

@@ -6,7 +6,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from .connection import Connection, no_topic
-from .model import GROUP_SESSION_MS, Log, NoTopic, OutOfRange, Record, Steps, part_of
+from .model import GROUP_SESSION_MS, Log, NoTopic, OutOfRange, Record, part_of
+from .world import Steps
 
 
 class _EndOfLog:

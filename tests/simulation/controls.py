@@ -25,7 +25,7 @@ from .clients import Claim, CrashRecovery, GroupMember, LateAckCheck, MarkerWrit
 from .collapsing import Collapsing
 from .connection import Connection
 from .lanes import LaneRemoval
-from .model import Steps, decoded
+from .model import decoded
 from .producers import Transactions
 from .simulate import Controls
 from .surroundings import NoWatch
@@ -44,6 +44,7 @@ from .trackers import (
     broken,
     original_of,
 )
+from .world import Steps
 
 
 class UnfencedTransactions(Transactions):

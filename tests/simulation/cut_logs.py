@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import clients
 from .connection import Connection
-from .model import Log, Process
+from .model import Log
 from .surroundings import QUEUE
+from .world import Process
 
 if TYPE_CHECKING:
     from .simulate import Simulation

@@ -32,7 +32,7 @@ from kmqpy.kafka.settings import QueueSettings
 from .model import Broker, Record, Txn, decoded
 
 if TYPE_CHECKING:
-    from .checker import History
+    from .history import History
 
 
 class Place(NamedTuple):

@@ -5,13 +5,14 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
+from kmqpy.kafka import kafka_errors
 from kmqpy.kafka import librdkafka as real
 from kmqpy.kafka.topics import TopicInfo
 
 from .connection import Connection, no_topic, timed_out
 from .consumers import GroupConsumer, MarkersConsumer, Reader
-from .model import Steps
 from .producers import PlainProducer
+from .world import Steps
 
 
 class _Answer:
@@ -59,24 +60,11 @@ class Admin:
         return answers
 
 
-class Module:
-    """Stands where kmqpy.kafka.librdkafka is imported."""
+class Errors:
+    """Stands where kmqpy.kafka.kafka_errors is imported for retrying()."""
 
-    REPEATED_END_S = real.REPEATED_END_S
-    kafka_errors = staticmethod(real.kafka_errors)
-    error_of = staticmethod(real.error_of)
-    is_fatal = staticmethod(real.is_fatal)
-    is_damage = staticmethod(real.is_damage)
-    is_retriable = staticmethod(real.is_retriable)
-    error_name = staticmethod(real.error_name)
-
-    @staticmethod
-    def refresh_partition(*_: object) -> bool:
-        return False
-
-    @staticmethod
-    def answers(*_: object) -> bool:
-        return True
+    translating = staticmethod(kafka_errors.translating)
+    is_retriable = staticmethod(kafka_errors.is_retriable)
 
     @staticmethod
     def retrying(
@@ -92,6 +80,20 @@ class Module:
                 if gone or clock.monotonic() > deadline:
                     raise
             yield 100.0
+
+
+class Module:
+    """Stands where kmqpy.kafka.librdkafka is imported."""
+
+    REPEATED_END_S = real.REPEATED_END_S
+
+    @staticmethod
+    def refresh_partition(*_: object) -> bool:
+        return False
+
+    @staticmethod
+    def answers(*_: object) -> bool:
+        return True
 
     @staticmethod
     def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:

@@ -15,8 +15,9 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.lane_removal import with_draining
 from kmqpy.kafka.settings import MARKERS_SUFFIX, RETRY_SUFFIX, QueueSettings
 
-from .model import LANE_SUFFIXES, Broker, Log, Process, Steps, decoded, part_of, topic_of
+from .model import LANE_SUFFIXES, Broker, Log, decoded, part_of, topic_of
 from .stepwise import stepwise
+from .world import Process, Steps
 
 if TYPE_CHECKING:
     from .simulate import Simulation

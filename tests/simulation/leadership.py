@@ -12,7 +12,7 @@ from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
 
 from .journal import Stored
-from .model import Steps
+from .world import Steps
 from .zookeeper import SESSION_MS, NoSession
 
 _RECHECK_MS = 1_000

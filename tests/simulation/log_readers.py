@@ -10,7 +10,8 @@ from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.partition_reader import ReadPosition
 
 from .connection import Connection
-from .model import Record, Steps, part_of
+from .model import Record, part_of
+from .world import Steps
 
 
 class LogReader:

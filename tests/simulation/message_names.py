@@ -15,7 +15,8 @@ from kmqpy.kafka.markers.log_cuts import offset_of
 from .model import decoded
 
 if TYPE_CHECKING:
-    from .model import Process, Record
+    from .model import Record
+    from .world import Process
 
 Number = tuple[int, int]
 """A partition, and the number of a message there."""

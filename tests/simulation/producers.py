@@ -16,7 +16,8 @@ from kmqpy.kafka.settings import MARKERS_SUFFIX
 from .connection import REQUEST_TIMEOUT_MS, Connection
 from .journal import EndedLong
 from .late_requests import ADD, END, INIT, PRODUCE
-from .model import Fenced, InvalidTxnState, OutOfOrder, Record, Steps, decoded
+from .model import Fenced, InvalidTxnState, OutOfOrder, Record, decoded
+from .world import Steps
 
 T = TypeVar("T")
 

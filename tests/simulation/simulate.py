@@ -14,30 +14,18 @@ from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
 from . import clients, trackers
-from .checker import Checker, History, SetBack
+from .checker import Checker
 from .clients import CrashRecovery, GroupMember, LateAckCheck, MarkerWriter, TopicWatch
 from .collapsing import SHARE as _COLLAPSE
 from .collapsing import Collapsing
 from .connection import Connection
 from .cut_logs import SHARE as _CUT_LOGS
 from .cut_logs import CutLogs, end_all_hanging
+from .history import History, SetBack
 from .lanes import PRIORITIES as _PRIORITIES
 from .lanes import SHARE as _LANES
 from .lanes import LaneRemoval, Lanes, lane_topics, open_in, parts_of
-from .model import (
-    LANE_SUFFIXES,
-    LIAR,
-    Actor,
-    Broker,
-    Group,
-    Log,
-    Process,
-    Steps,
-    World,
-    main_partition,
-    part_of,
-    topic_of,
-)
+from .model import LANE_SUFFIXES, LIAR, Broker, Group, Log, main_partition, part_of, topic_of
 from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
@@ -53,6 +41,7 @@ from .trackers import (
     Tracker,
     TrackerClaim,
 )
+from .world import Actor, Process, Steps, World
 from .zookeeper import ZooKeeper
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_lease_ms=60_000, max_delay_ms=60_000)

@@ -16,7 +16,8 @@ from typing import Any
 
 import confluent_kafka
 
-from .model import Record, Steps
+from .model import Record
+from .world import Steps
 
 IO = {
     "_write_assignment_ticks",

@@ -11,8 +11,8 @@ from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 from .connection import Connection
-from .model import Steps, World
 from .stepwise import stepwise
+from .world import Steps, World
 
 QUEUE = "q"
 

@@ -17,7 +17,7 @@ from .journal import Planned
 from .kafka import Module, TrackerModule
 from .leadership import Leadership
 from .log_readers import LogReader, QueueEnds
-from .model import Process, Steps, part_of
+from .model import part_of
 from .stepwise import stepwise
 from .surroundings import (
     CLOCK,
@@ -31,6 +31,7 @@ from .surroundings import (
     internal_error,
     records,
 )
+from .world import Process, Steps
 
 _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.headers_of_each)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .model import Process, World
+from .world import Process, World
 
 if TYPE_CHECKING:
     from .lanes import Lanes

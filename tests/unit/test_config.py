@@ -11,8 +11,8 @@ from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
+from kmqpy.kafka.kafka_errors import translated
 from kmqpy.kafka.kmq_client import KmqClient
-from kmqpy.kafka.librdkafka import translated
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, redacted
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection

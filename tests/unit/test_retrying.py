@@ -5,7 +5,7 @@ import weakref
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors
 from kmqpy.kafka.settings import KafkaConnection
 
 NOWHERE = KafkaConnection(bootstrap="127.0.0.1:1")
@@ -26,7 +26,7 @@ def test_what_failed_first_keeps_nothing_alive():
                 raise failures.pop()
             return mine
 
-        assert librdkafka.retrying(ask, 5, NOWHERE) is mine
+        assert kafka_errors.retrying(ask, 5, NOWHERE) is mine
         return weakref.ref(mine)
 
     gc.disable()

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
@@ -371,17 +371,17 @@ def test_settings_of_a_topic_that_one_broker_does_not_know_yet(topics, admin):
 
 def test_tries_take_longer_and_longer_and_end_in_time(clock):
     found = []
-    for try_s in librdkafka.tries(60, clock):
+    for try_s in kafka_errors.tries(60, clock):
         found.append(try_s)
         clock.now += try_s
     assert found[:4] == [2, 4, 8, 16]
     assert clock.now == pytest.approx(60)
-    assert list(librdkafka.tries(0, clock)) == [0.1]
+    assert list(kafka_errors.tries(0, clock)) == [0.1]
 
 
 def test_a_pause_is_no_longer_than_the_time_that_is_left(clock):
     started = clock.now
-    assert len(list(librdkafka.tries(0.03, clock))) >= 2
+    assert len(list(kafka_errors.tries(0.03, clock))) >= 2
     assert math.isclose(clock.now - started, 0.03)
 
 

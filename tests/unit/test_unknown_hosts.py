@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 
 from kmqpy.core.first_contact import first_contact_within
 from kmqpy.errors import AccessDenied, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.testing import ManualClock
@@ -42,7 +42,7 @@ def test_of_the_issue_an_unknown_host_of_zookeeper_is_told(monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     clock = ManualClock()
-    monkeypatch.setattr(librdkafka, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(kafka_errors, "SYSTEM_CLOCK", clock)
     return clock
 
 
@@ -53,7 +53,7 @@ def connection():
 
 @pytest.fixture
 def note(connection, monkeypatch):
-    monkeypatch.setattr(librdkafka, "_reported_errors", {})
+    monkeypatch.setattr(kafka_errors, "_reported_errors", {})
     return librdkafka._settings(connection, {})["error_cb"]
 
 
@@ -61,20 +61,20 @@ def test_a_refusal_by_one_server_says_more_than_the_unknown_name_of_another(conn
     note(REFUSED)
     note(UNRESOLVED)
     timed_out = KafkaError(KafkaError._TIMED_OUT)
-    assert isinstance(librdkafka.translated(timed_out, "look", connection), AccessDenied)
-    clock.advance(librdkafka._REPORT_VALID_S)
+    assert isinstance(kafka_errors.translated(timed_out, "look", connection), AccessDenied)
+    clock.advance(kafka_errors._REPORT_VALID_S)
     note(UNRESOLVED)
     assert "; Failed to resolve 'h:9092': not known);" in str(
-        librdkafka.translated(timed_out, "look", connection)
+        kafka_errors.translated(timed_out, "look", connection)
     )
 
 
 def test_an_unknown_name_begins_no_series_of_refusals(connection, note, clock):
     note(UNRESOLVED)
-    clock.advance(2 * librdkafka._REFUSED_FOR_S)
+    clock.advance(2 * kafka_errors._REFUSED_FOR_S)
     note(REFUSED)
-    librdkafka._check_access(connection, 0)
-    clock.advance(2 * librdkafka._REFUSED_FOR_S)
+    kafka_errors.check_access(connection, 0)
+    clock.advance(2 * kafka_errors._REFUSED_FOR_S)
     note(REFUSED)
     with pytest.raises(AccessDenied):
-        librdkafka._check_access(connection, 0)
+        kafka_errors.check_access(connection, 0)

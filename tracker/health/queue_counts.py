@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, KmqError
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.ended_letters import EndedLetters
@@ -101,7 +101,7 @@ class _Reading:
             self.at_end = True
             self.position = record.offset()
         else:
-            self.failed = not librdkafka.is_retriable(error)
+            self.failed = not kafka_errors.is_retriable(error)
         return self.at_end or self.failed
 
 
@@ -203,9 +203,9 @@ class QueueCounts:
                 with self._group_consumer(group) as consumer:
                     answer = consumer.committed(places[group], timeout=timeout_s)
             except (KafkaException, KmqError) as error:
-                if not librdkafka.is_retriable(librdkafka.error_of(error)):
+                if not kafka_errors.is_retriable(kafka_errors.error_of(error)):
                     self._warn(groups[group], str(error))
-                if may_be_cut_off(librdkafka.error_of(error)) and group in self._group_consumers:
+                if may_be_cut_off(kafka_errors.error_of(error)) and group in self._group_consumers:
                     self._group_consumers.pop(group).close()
                 continue
             for place in answer:

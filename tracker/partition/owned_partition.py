@@ -135,7 +135,6 @@ class OwnedPartition:
 
     @property
     def number(self) -> int:
-        """The partition's number."""
         return self.key[1]
 
     @property

@@ -71,7 +71,6 @@ class PartitionProblems:
         self._stuck = {offset: why for offset, why in self._stuck.items() if in_flight(offset)}
 
     def texts(self, markers_topic: str) -> list[str]:
-        """The texts of all current problems."""
         told = (self.takeover, self.tick, self.ends, self.election, self._clock, self._cut)
         found = [text for text in told if text]
         failed = sorted(self._failed_markers.copy().items())[:_MAX_FAILED_MARKERS_SHOWN]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from confluent_kafka import KafkaException
 
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors
 from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
 from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, naming_tick
 from kmqpy.kafka.markers.late_operations import CopyHeaders
@@ -89,7 +89,7 @@ class Claim:
             self._since_plan.read_to(position, self._timeout_s)
         except KafkaException as exception:
             raise TransactionCancelled(
-                f"markers before a claim can't be read: {librdkafka.error_name(exception)}"
+                f"markers before a claim can't be read: {kafka_errors.error_name(exception)}"
             ) from exception
         self.dropped = self._since_plan.not_due(self._offsets)
         self.dropped |= self._since_plan.named(self._taken_late.intersection(self._offsets))

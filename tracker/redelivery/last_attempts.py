@@ -42,7 +42,6 @@ class PartitionAttempts(NamedTuple):
     topic_ids: tuple[str, str]
 
     def examine(self, copies: Mapping[int, CopyHeaders], within_s: float) -> CheckedCopies:
-        """See LastAttempts.examine()."""
         return self.last_attempts.examine(self.queue, self.partition, self.topic_ids, copies, within_s)
 
 

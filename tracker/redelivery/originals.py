@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.settings import KafkaConnection
 from tracker.redelivery.redelivery_plan import Original
@@ -127,7 +127,7 @@ class OriginalsReader:
             try:
                 self._read_up_to(TopicPartition(topic, partition, begin), end, timeout_s, visit)
             except KafkaException as exception:
-                error = librdkafka.error_of(exception)
+                error = kafka_errors.error_of(exception)
                 if error is None or error.code() != KafkaError._AUTO_OFFSET_RESET:
                     raise
                 # Retention has deleted the record at `begin`.

@@ -32,6 +32,5 @@ class OriginalsReaders:
             self._idle.put(reader)
 
     def close(self) -> None:
-        """Close all readers that are not lent."""
         while not self._idle.empty():
             self._idle.get().close()

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.copies.copy_transaction import (
     ClaimOvertaken,
     CopyTransaction,
@@ -324,7 +324,7 @@ class Redeliverer:
             offsets = sorted({offset_of(entry.offset) for entry in wanted})
             fetched = reader.fetch(self.queue.name, self._partition, offsets)
         except KafkaException as exception:
-            outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
+            outcome.problem = f"originals can't be read: {kafka_errors.error_name(exception)}"
             outcome.failed |= {offset: self.failures.note(offset) for offset in entries}
             return
         if fetched.end <= self._last_copies.get(self.queue.name, -1):

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
@@ -131,7 +131,7 @@ class TickWriter:
         except BufferError:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
         except KafkaException as exception:
-            self._producers.note_failure(producer, librdkafka.error_of(exception))
+            self._producers.note_failure(producer, kafka_errors.error_of(exception))
             raise
 
 
@@ -141,4 +141,4 @@ def _tick(record: Any, asked_at: float) -> Tick:
 
 def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> Unavailable:
     text = f"markers topic {topic}, partition {partition}: a tick could not be written"
-    return Unavailable(text if why is None else f"{text}: {librdkafka.error_name(why)}")
+    return Unavailable(text if why is None else f"{text}: {kafka_errors.error_name(why)}")

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.options import Cli, connected_service, pairs
+from kmqpy.cli.options import Cli, connected_service, log_options, pairs
 from kmqpy.cli.output import print_json, print_table
 from kmqpy.core import logs
-from tracker.command import log_options, register, settings_of, settings_options
+from tracker.command import register, settings_of, settings_options
 from tracker.spark.checks import MAX_FAILURES, with_retries
 
 _COLUMNS = ("tracker", "host", "starts", "partitions", "redelivered", "dead_lettered")
@@ -31,7 +31,7 @@ _COLUMNS = ("tracker", "host", "starts", "partitions", "redelivered", "dead_lett
 @click.option("--master", metavar="URL", help="Master of Spark [local[N]; or spark-submit's].")
 @click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[N].")
 @click.option("--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; repeatable.")
-@log_options
+@log_options("text")
 @settings_options
 def spark_tracker(
     cli: Cli,

@@ -101,15 +101,12 @@ class OneKey:
         return [self._key]
 
     def put(self, key: ApiKey) -> None:
-        """See KeyStore.put."""
         raise NotSupported(f"key {key.id}: keys are not kept here")
 
     def replace(self, key: ApiKey) -> bool:
-        """See KeyStore.replace."""
         raise NotSupported(f"key {key.id}: keys are not kept here")
 
     def remove(self, key_id: str) -> bool:
-        """See KeyStore.remove."""
         raise NotSupported(f"key {key_id}: keys are not kept here")
 
 

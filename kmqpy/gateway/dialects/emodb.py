@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import KmqError, NotSupported, Unavailable
 from kmqpy.gateway.http import Call, Response, json_response, text_response
 from kmqpy.gateway.keys.access import Access
@@ -174,8 +175,7 @@ class EmoDialect:
         if why := self._authenticate.objection(sender, call.header):
             raise _Refused(_message(403, why))
         call.key_id = sender.id
-        if sender.key is not None:
-            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        self._authenticate.count_held(sender, call.share, call.limits.max_key_bytes)
         if verb.action is not None:
             if not sender.permits(verb.action, queue):
                 raise _Refused(_forbidden())
@@ -236,7 +236,7 @@ class EmoDialect:
     async def _send_checked(self, request: _Request, by_queue: Mapping[str, Sequence[bytes]]) -> Response:
         for queue, bodies in by_queue.items():
             request.call.count += len(bodies)
-            for piece in _pieces(bodies):
+            for piece in pieces(bodies, _PIECE):
                 await self._hub.with_made(_named(request.base, queue), methodcaller("send", piece))
         return json_response(_SUCCESS)
 
@@ -302,7 +302,7 @@ class EmoDialect:
 
         steps = (act,) if len(given) <= _PIECE else (check, act)
         for step in steps:
-            for piece in _pieces(given):
+            for piece in pieces(given, _PIECE):
                 await self._with_queue(request, partial(step, piece), given=piece)
                 if len(steps) > 1:
                     await asyncio.sleep(0)  # others have their turn
@@ -457,7 +457,7 @@ async def _checked(request: _Request, raw: Sequence[msgspec.Raw]) -> list[bytes]
     """The messages as they are stored."""
     bodies: list[bytes] = []
     most = request.call.limits.max_message_bytes
-    for piece in _pieces(raw):
+    for piece in pieces(raw, _PIECE):
         for one in piece:
             body = msgspec.json.format(bytes(one), indent=-1)
             if len(body) > most:
@@ -479,10 +479,6 @@ def _not_allowed(method: str, allowed: Iterable[str]) -> Response:
     if method == "OPTIONS":
         return Response(status_code=204, headers={"allow": text})
     return _message(405, f"{method} does nothing here; use {text}", {"allow": text})
-
-
-def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[start : start + _PIECE] for start in range(0, len(items), _PIECE))
 
 
 def _parsed(ids: WireIds, given: Sequence[object]) -> list[str]:

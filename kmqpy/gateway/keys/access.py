@@ -11,7 +11,7 @@ from kmqpy.gateway.keys.keyring import ANYBODY, ApiKey, Keyring, Principal
 from kmqpy.gateway.keys.sigv4 import secret_of
 from kmqpy.gateway.keys.stores import KeyStore
 from kmqpy.gateway.keys.web_pages import objection
-from kmqpy.gateway.limits import Held, Overloaded, Rate
+from kmqpy.gateway.limits import Held, Overloaded, Rate, Share
 
 
 class Access:
@@ -75,12 +75,10 @@ class Access:
         """Why a request is refused although its sender may send it: a web page does, without a key."""
         return objection(header, self._own_names) if sender.key is None else ""
 
-    def held_by(self, sender: Principal, most: int) -> Held:
-        """Counts the bytes that the requests of a key hold in memory."""
-        found = self._held.get(sender.id)
-        if found is None:
-            found = self._held[sender.id] = Held(most)
-        return found
+    def count_held(self, sender: Principal, share: Share, most: int) -> None:
+        """Have what a request holds in memory count for its key, too, all of which may hold `most` bytes."""
+        if sender.key is not None:
+            share.join(self._held.get(sender.id) or self._held.setdefault(sender.id, Held(most)))
 
     def spend_bytes(self, sender: Principal, count: int) -> None:
         """Count bytes of a body; raises Overloaded above the key's bytes per second."""

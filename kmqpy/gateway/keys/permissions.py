@@ -37,7 +37,6 @@ class Permission:
     exclude: str = ""
 
     def permits(self, action: str, queue: str) -> bool:
-        """True if this permits `action` on the queue of this name."""
         if self.exclude and queue.startswith(self.exclude):
             return False
         return all(

@@ -65,16 +65,13 @@ class FileKeys:
         return found
 
     def put(self, key: ApiKey) -> None:
-        """See KeyStore.put."""
         with self._locked():
             self._write([*self._entries(), json.loads(key.to_json())])
 
     def replace(self, key: ApiKey) -> bool:
-        """See KeyStore.replace."""
         return self._change(key.id, [json.loads(key.to_json())])
 
     def remove(self, key_id: str) -> bool:
-        """See KeyStore.remove."""
         return self._change(key_id, [])
 
     def _change(self, key_id: str, new: Sequence[object]) -> bool:
@@ -145,13 +142,11 @@ class StorageKeys:
         return list({key.id: key for key in sorted(keys, key=lambda one: one.created_ms)}.values())
 
     def put(self, key: ApiKey) -> None:
-        """See KeyStore.put."""
         make_queue(self._storage, KEYS_QUEUE, {"max_redeliveries": None})
         with self._storage.open(KEYS_QUEUE) as queue:
             queue.send(key.to_json())
 
     def replace(self, key: ApiKey) -> bool:
-        """See KeyStore.replace."""
         try:
             with self._storage.open(KEYS_QUEUE) as queue:
                 former = _ids_of(queue, key.id)
@@ -166,7 +161,6 @@ class StorageKeys:
         return bool(left)
 
     def remove(self, key_id: str) -> bool:
-        """See KeyStore.remove."""
         is_removed = False
         try:
             with self._storage.open(KEYS_QUEUE) as queue:

@@ -33,7 +33,6 @@ class Estimate:
         self._last = max(0, self._last + by)
 
     def become(self, number: int) -> None:
-        """The number is this one now."""
         self._last = number
 
     async def get(self, limit: int | None = None) -> int:

@@ -120,7 +120,6 @@ class Hub:
         return self._storages[self._place(name)[0]]
 
     def stored_name(self, name: QueueName) -> str:
-        """The queue's name in its storage."""
         return self._place(name)[1]
 
     def is_one(self, name: QueueName, other: QueueName) -> bool:

@@ -54,11 +54,9 @@ class _LateStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Storage.capabilities."""
         return _ALL if self.storage is None else self.storage.capabilities
 
     def close(self) -> None:
-        """See Storage.close."""
         with self._lock:
             self._closing.set()
             storage = self.storage

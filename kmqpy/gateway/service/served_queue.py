@@ -94,7 +94,6 @@ class Taken(NamedTuple):
 
     @property
     def group(self) -> str | None:
-        """The group with which it was sent."""
         return None if self.message is None else self.message.group
 
 

@@ -49,7 +49,6 @@ class AdminContext:
 
     @property
     def topics(self) -> Topics:
-        """The topics in Kafka."""
         if self._topics is None:
             self._topics = Topics(self.connection, self._timeout_s, self.clock)
         return self._topics
@@ -128,7 +127,6 @@ class AdminContext:
             return {}, {}
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
-        """See Admin.stats()."""
         from kmqpy.kafka.admin import stats
 
         settings, known = self.find(queue)

@@ -38,7 +38,6 @@ class QueueAlteration:
     def alter(
         self, name: str, partitions: int | None, retention: Duration | None, changes: Mapping[str, Any]
     ) -> QueueSettings:
-        """See Admin.alter_queue()."""
         refuse_unalterable(changes, ALTERABLE)
         while (settings := self._altered(name, partitions, retention, changes)) is None:
             pass
@@ -96,7 +95,6 @@ class QueueAlteration:
         topics.grow(settings, partitions)
 
     def follow_topic(self, name: str) -> None:
-        """See Admin.follow_topic()."""
         registered = self._context.registry.get(name)
         settings = registered.settings
         wanted = self._context.topics.describe([name]).get(name)

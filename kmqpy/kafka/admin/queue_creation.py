@@ -50,7 +50,6 @@ class QueueCreation:
         replication: int | None,
         retention: Duration | None,
     ) -> QueueTopics:
-        """See Admin.create_queue()."""
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
         settings.lanes()  # raises for a name that leaves no room for theirs
         # Asked first: while ZooKeeper does not answer, nothing is created.

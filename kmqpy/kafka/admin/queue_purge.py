@@ -22,7 +22,6 @@ class QueuePurge:
         self._context = context
 
     def purge(self, queue: str | QueueSettings) -> int:
-        """See Admin.purge()."""
         settings, known = self._context.find(queue)
         if known is None:
             self._check_is_queue(settings.name)

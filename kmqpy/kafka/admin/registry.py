@@ -218,7 +218,6 @@ class Registry(UnusableZnodes):
     def remove(
         self, name: str, timeout: float = 30.0, *, on_released: Callable[[], None] = lambda: None
     ) -> None:
-        """See remove_queue()."""
         remove_queue(self._requests, name, timeout, on_released)
 
 

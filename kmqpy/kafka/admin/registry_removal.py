@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin.registry_entries import decode_queue, encode_queue, readable_part, shown
 from kmqpy.kafka.admin.registry_requests import MAX_TRIES, RegistryRequests
@@ -122,9 +123,7 @@ def _delete_znodes(
     with unavailable(requests.zk):
         paths = list(reversed(requests.tree(top)))
         # No tracker takes over a partition of a marked queue meanwhile. The queue's own znode goes last.
-        done = all(
-            _delete_together(requests, paths[i : i + _MAX_OPS]) for i in range(0, len(paths), _MAX_OPS)
-        )
+        done = all(_delete_together(requests, some) for some in pieces(paths, _MAX_OPS))
         gone = done or requests.wait(requests.zk.exists_async(top)) is None
     return [] if gone else ["its znodes are just being changed"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.cut_off import Client
@@ -110,7 +110,7 @@ class Collapsing:
         except KafkaException as exception:
             _log.warning(
                 "equal messages that wait may be handed out: Kafka does not say where the queue ends",
-                extra={"queue": self._queue.name, "error": librdkafka.error_name(exception)},
+                extra={"queue": self._queue.name, "error": kafka_errors.error_name(exception)},
             )
         most = MAX_DIGESTS // len(self._polled)
         for number, one in self._polled.items():

@@ -150,20 +150,17 @@ class QueueConsumer(Closeable):
 
     @property
     def leased(self) -> int:
-        """See KmqClient.leased."""
         self._guard.raise_if_inherited()
         return len(self._in_flight)
 
     @property
     def partitions(self) -> list[int]:
-        """See KmqClient.partitions."""
         self._guard.raise_if_inherited()
         return self.receiver.partitions
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[KafkaMessage]:
-        """See KmqClient.receive."""
         return self.receive_by(self._receive_once, max_messages, wait, lease, MAX_POLL_WAIT_S)
 
     def receive_by(
@@ -207,7 +204,6 @@ class QueueConsumer(Closeable):
                 return
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
-        """See KmqClient.ack."""
         named = m.each_of(messages)
         writer, places = self._locate(self._places.offsets_of, named)
         self._write(writer, named, places.items(), confirmed=confirmed)
@@ -221,7 +217,6 @@ class QueueConsumer(Closeable):
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
-        """See KmqClient.nack."""
         check_flag(count, "count")
         delay_ms = bounded(duration_ms(delay or 0, "delay"), "delay", "max_delay_ms", self._queue)
         if delay is not None and not delay_ms and self._queue.retry_delays:
@@ -233,7 +228,6 @@ class QueueConsumer(Closeable):
         self._write_and_finish(writer, named, nacks, "nack", confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
-        """See KmqClient.extend."""
         lease_ms = self.checked_lease_ms(lease)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
@@ -249,7 +243,6 @@ class QueueConsumer(Closeable):
     def dead_letter(
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
-        """See KmqClient.dead_letter."""
         cut = clean_reason(reason, MAX_REASON)
         named = m.each_of(messages)
         writer, places = self._locate(self._places.places_of, named)
@@ -257,7 +250,6 @@ class QueueConsumer(Closeable):
         self._write_and_finish(writer, named, requests, "dead-letter", confirmed=confirmed)
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """See KmqClient.flush."""
         self._guard.raise_if_inherited()
         self._check_confirmed(self._topics.writer.flush(duration_ms(timeout, "timeout") / 1000))
 
@@ -300,12 +292,10 @@ class QueueConsumer(Closeable):
         return self.receiver.poll(max_messages, wait_s)
 
     def serve(self) -> None:
-        """See Receiver.serve."""
         self._get_ready(0)
         self.receiver.serve()
 
     def hand_out(self) -> list[KafkaMessage]:
-        """See Receiver.hand_out."""
         messages, offsets = self.receiver.hand_out()
         self._note_received(messages, offsets)
         return messages

@@ -19,7 +19,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase
 from kmqpy.kafka.client.commit_check import CommitCheck
 from kmqpy.kafka.client.crash_recovery import CrashRecovery, WriteAssignmentTicks
@@ -140,7 +140,7 @@ class GroupMember:
         self._joined_at = self._clock.monotonic()
         if self._leader is not None:
             return consumer
-        with librdkafka.kafka_errors(f"subscribe to {self._queue.name}", self._connection):
+        with kafka_errors.translating(f"subscribe to {self._queue.name}", self._connection):
             consumer.subscribe(
                 [self._queue.name],
                 on_assign=self._on_assign,
@@ -322,7 +322,7 @@ class GroupMember:
         self._prepare(recovers=recovers)
         for record in self._fetcher.fetch_ahead():
             self._raise_if_fatal(record.error())
-            if librdkafka.is_damage(record.error()):
+            if kafka_errors.is_damage(record.error()):
                 self._stand_still(record.partition(), record.error().str())
 
     @property
@@ -381,7 +381,7 @@ class GroupMember:
         error: KafkaError | None = record.error()
         if error is not None:
             self._raise_if_hopeless(error)
-            if librdkafka.is_damage(error):
+            if kafka_errors.is_damage(error):
                 self._stand_still(record.partition(), error.str())
                 return False
             about = {"queue": self._queue.name, "partition": record.partition(), "error": error.name()}
@@ -437,7 +437,7 @@ class GroupMember:
                 f"queue {self._queue.name!r}: the topic does not exist; "
                 f"create it with: kmq queue create {self._queue.queue_name}"
             )
-        problem = librdkafka.translated(error, f"receive from {self._queue.name}", self._connection)
+        problem = kafka_errors.translated(error, f"receive from {self._queue.name}", self._connection)
         if isinstance(problem, AccessDenied):
             raise problem
 
@@ -548,7 +548,7 @@ class GroupMember:
             else:
                 consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as exception:
-            self._commit_failed(librdkafka.error_of(exception))
+            self._commit_failed(kafka_errors.error_of(exception))
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         if error is not None and error.code() != KafkaError._NO_OFFSET:

@@ -152,7 +152,6 @@ class LanesConsumer(Closeable):
 
     @property
     def outdated(self) -> bool:
-        """See QueueConsumer.outdated."""
         return self._main.outdated
 
     @property
@@ -162,7 +161,6 @@ class LanesConsumer(Closeable):
 
     @property
     def leased(self) -> int:
-        """See KmqClient.leased."""
         return self._main.leased
 
     @property
@@ -196,7 +194,6 @@ class LanesConsumer(Closeable):
                 return
 
     def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
-        """See KmqClient.ack."""
         for consumer, named in self._by_lane(messages):
             consumer.ack(named, confirmed=confirmed)
 
@@ -208,12 +205,10 @@ class LanesConsumer(Closeable):
         reason: str | None = None,
         confirmed: bool = False,
     ) -> None:
-        """See KmqClient.nack."""
         for consumer, named in self._by_lane(messages):
             consumer.nack(named, delay=delay, count=count, reason=reason, confirmed=confirmed)
 
     def extend(self, *messages: MessagesLike, lease: Duration, confirmed: bool = False) -> list[str]:
-        """See KmqClient.extend."""
         return [
             lost
             for consumer, named in self._by_lane(messages)
@@ -223,12 +218,10 @@ class LanesConsumer(Closeable):
     def dead_letter(
         self, *messages: MessagesLike, reason: str | None = None, confirmed: bool = False
     ) -> None:
-        """See KmqClient.dead_letter."""
         for consumer, named in self._by_lane(messages):
             consumer.dead_letter(named, reason=reason, confirmed=confirmed)
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """See KmqClient.flush."""
         deadline = self._clock.monotonic() + duration_ms(timeout, "timeout") / 1000
         for lane in self._lanes:
             lane.consumer.flush(max(0.0, deadline - self._clock.monotonic()))

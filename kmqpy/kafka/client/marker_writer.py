@@ -25,7 +25,7 @@ from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.markers_producer import produce, produce_all
 from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
 from kmqpy.kafka.cut_off import may_be_cut_off
@@ -219,7 +219,6 @@ class MarkerWriter(Closeable):
                 self._changed.wait_for(self._has_room, None)
 
     def put_one(self, marker: Marker) -> None:
-        """Like put(), for one marker."""
         self.put([marker])
 
     def give_back(self, places: Iterable[Place]) -> None:
@@ -448,7 +447,7 @@ class MarkerWriter(Closeable):
             except KafkaException as exception:
                 if librdkafka.refresh_partition(self._producer, self._topic, partition, exception):
                     continue
-                self._warn(librdkafka.error_of(exception))
+                self._warn(kafka_errors.error_of(exception))
                 if not (self._producer_is_broken and self._replace_producer()):
                     self._send_later(marker)  # the other markers must not wait for this one
                     return

@@ -7,6 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
+from kmqpy.core.pieces import pieces
 from kmqpy.kafka.markers import codec
 
 _BATCH_SIZE = 1_000
@@ -38,8 +39,8 @@ def produce_all(
     Yields the keys of the markers that the producer did not take, and of a batch of one marker. The caller
     must produce these one by one.
     """
-    for first in range(0, len(offsets), _BATCH_SIZE):
-        keys = codec.encode_keys(partition, offsets[first : first + _BATCH_SIZE])
+    for some in pieces(offsets, _BATCH_SIZE):
+        keys = codec.encode_keys(partition, some)
         if len(keys) > 1:
             batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
             if producer.produce_batch(topic, batch, partition, on_delivery=report) == len(batch):

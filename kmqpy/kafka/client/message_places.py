@@ -70,7 +70,6 @@ class MessagePlaces:
         return [self.place_of(message) for message in messages]
 
     def place_of(self, message: Message | str) -> Place:
-        """Return the place of one message."""
         if type(message) is KafkaMessage:
             self._check_received(_context_of(message))
             return message.place

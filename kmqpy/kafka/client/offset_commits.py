@@ -129,7 +129,6 @@ class CommitSchedule:
         self.uncommitted += count
 
     def is_due(self, now: float) -> bool:
-        """Return True if a commit is due now."""
         return self.uncommitted >= COMMIT_EVERY_MESSAGES or now - self._last_at >= COMMIT_EVERY_S
 
     def note_commit(self, now: float) -> None:

@@ -14,7 +14,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.poll_turns import Waiter
 from kmqpy.errors import ConfigError, KmqError, MessageError, NotSupported, Unavailable, Unfinished, shown
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.client_options import DEFAULT_LIMITS, SendLimits
 from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.librdkafka import Producer
@@ -107,7 +107,6 @@ class QueueSender:
         priority: int = 0,
         partition: int | None = None,
     ) -> list[str]:
-        """See KmqClient.send_many."""
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         m.check_bodies(bodies)
@@ -228,7 +227,7 @@ class QueueSender:
             except KafkaException as exception:
                 if librdkafka.refresh_partition(producer, topic, max(wanted, 0), exception):
                     continue
-                error = librdkafka.error_of(exception)
+                error = kafka_errors.error_of(exception)
                 producers.note_failure(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     report(error, None)  # wait() raises it, and knows which messages before were sent
@@ -236,7 +235,7 @@ class QueueSender:
                 if error is not None:
                     _check_partition(error.code(), partition, topic)
                 doing = f"send to {topic}"
-                raise librdkafka.translated(_cause(error, producer), doing, self._connection) from exception
+                raise kafka_errors.translated(_cause(error, producer), doing, self._connection) from exception
             else:
                 return
 
@@ -293,9 +292,9 @@ class _DeliveryReports(Waiter):
         if late is not None and librdkafka.has_no_topic(producer, late):
             # librdkafka waits until the messages' time-out for a topic that was deleted.
             missing = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            raise librdkafka.translated(missing, f"send to {late}", connection)
+            raise kafka_errors.translated(missing, f"send to {late}", connection)
         problems = [
-            librdkafka.translated(_cause(error, producer), f"send to {self.topics[code]}", connection)
+            kafka_errors.translated(_cause(error, producer), f"send to {self.topics[code]}", connection)
             for code, error in self.errors.items()
         ]
         for problem in sorted(problems, key=lambda one: isinstance(one, MessageError)):

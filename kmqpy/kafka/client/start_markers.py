@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.throttle import Throttle
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.markers_producer import Report, produce, produce_all
 from kmqpy.kafka.client.unconfirmed_starts import UnconfirmedStarts
 from kmqpy.kafka.librdkafka import Producer
@@ -192,7 +192,7 @@ class StartBatch:
                 self._errors_only.poll(_ERRORS_ONLY_POLL_S)
         # Once given up, the producer that reports errors only says which markers it held, see rule R18 of
         # docs/rules.md.
-        fatal = any(map(librdkafka.is_fatal, self._refused + self._refused_errors_only))
+        fatal = any(map(kafka_errors.is_fatal, self._refused + self._refused_errors_only))
         if fatal or self._has_ended_producer() or self._errors_only_holds_markers():
             self._give_up()
         unknown = self._errors_only_holds_markers()
@@ -400,9 +400,9 @@ class StartMarkerWriter:
             except KafkaException as exception:
                 if librdkafka.refresh_partition(producer, self._topic, partition, exception):
                     continue
-                error = librdkafka.error_of(exception)
+                error = kafka_errors.error_of(exception)
                 if self._warnings.allows():  # an ended producer accepts none of the others, either
-                    name = librdkafka.error_name(exception)
+                    name = kafka_errors.error_name(exception)
                     _log.warning("markers not accepted", extra={"topic": self._topic, "error": name})
                 break
             else:

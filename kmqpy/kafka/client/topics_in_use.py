@@ -52,7 +52,6 @@ class TopicsInUse:
 
     @property
     def ids(self) -> TopicIds:
-        """The ids of the topics."""
         return self._current.ids
 
     @property

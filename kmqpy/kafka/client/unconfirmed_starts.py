@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import Clock
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors
 from kmqpy.kafka.client.markers_producer import produce
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers import codec
@@ -67,10 +67,10 @@ class UnconfirmedStarts:
         def report(error: KafkaError | None, _: Any) -> None:
             if self._ticks.get(producer) is not tick:
                 return
-            if librdkafka.is_fatal(error):
+            if kafka_errors.is_fatal(error):
                 self._passed_after = self._clock.monotonic() + _LATE_REQUEST_S
             unknown = error is not None and error.code() == KafkaError._UNKNOWN_PARTITION
-            if error is None or unknown or librdkafka.is_fatal(error):
+            if error is None or unknown or kafka_errors.is_fatal(error):
                 del self._ticks[producer]
             else:
                 self._ticks[producer] = None
@@ -80,4 +80,4 @@ class UnconfirmedStarts:
         except BufferError:
             self._ticks[producer] = None
         except KafkaException as exception:
-            report(librdkafka.error_of(exception) or KafkaError(KafkaError._FAIL), None)
+            report(kafka_errors.error_of(exception) or KafkaError(KafkaError._FAIL), None)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.kafka import librdkafka
+from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.librdkafka import Producer
 from kmqpy.kafka.markers.claim_headers import CLAIM_ID, COPIES_TO
 from kmqpy.kafka.places import Place
@@ -124,7 +124,7 @@ def open_producer(
             **_COPY_SETTINGS,
         },
     )
-    with librdkafka.kafka_errors(doing, connection):
+    with kafka_errors.translating(doing, connection):
         producer.init_transactions(within_s)
     return producer
 
@@ -206,10 +206,10 @@ class CopyTransaction:
             if not unsent:
                 self._end(commit=not cancelled)  # a commit raises if a record has failed
         except KafkaException as exception:
-            error = librdkafka.error_of(exception)
+            error = kafka_errors.error_of(exception)
             known_to_fail = bool(self._failures) or _refused(error)
             if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
-                raise ProducerUnusable(librdkafka.error_name(exception), error) from exception
+                raise ProducerUnusable(kafka_errors.error_name(exception), error) from exception
             self._abort(error)
             # The records after a refused one fail, too, with errors that tell less.
             causes = [
@@ -245,7 +245,7 @@ class CopyTransaction:
             self._end(commit=False)
         except KafkaException as failed:
             raise ProducerUnusable(
-                librdkafka.error_name(failed), error, librdkafka.error_of(failed)
+                kafka_errors.error_name(failed), error, kafka_errors.error_of(failed)
             ) from failed
 
     def _end(self, *, commit: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kmqpy.core.clock import wait_until
 from kmqpy.errors import DecodeError
-from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka import kafka_errors, partition_reader
 from kmqpy.kafka.copies.copy_transaction import open_producer
 from kmqpy.kafka.hanging import HangingTransaction, open_transactions
 from kmqpy.kafka.log_ends import LogEnds
@@ -109,7 +109,7 @@ def end_transaction(connection: KafkaConnection, own: OwnTransaction) -> bool:
     doing = f"end the transaction in {topic}, partition {partition}"
     producer = open_producer(connection, own.transactional_id, _TIMEOUT_MS, doing, _OPEN_TIMEOUT_S)
     key, value, headers = codec.encode(codec.tick(partition))
-    with librdkafka.kafka_errors(doing, connection):
+    with kafka_errors.translating(doing, connection):
         producer.begin_transaction()
         producer.produce(topic, value, key, partition, headers=headers)  # type: ignore[arg-type]
         producer.flush(_TIMEOUT_MS / 1000)

@@ -29,7 +29,6 @@ class OffsetRuns:
         self.add_runs(runs)
 
     def add(self, offset: int) -> None:
-        """Add one offset."""
         block, bit = divmod(offset, _BLOCK)
         self._blocks[block] = self._blocks.get(block, 0) | 1 << bit
 
@@ -68,21 +67,18 @@ class OffsetRuns:
             self._keep(block, ~mask)
 
     def discard_below(self, floor: int) -> None:
-        """Remove the offsets below `floor`."""
         lowest, bit = divmod(floor, _BLOCK)
         for block in [block for block in self._blocks if block < lowest]:
             del self._blocks[block]
         self._keep(lowest, -1 << bit)
 
     def discard_from(self, floor: int) -> None:
-        """Remove the offsets from `floor` on."""
         lowest, bit = divmod(floor, _BLOCK)
         for block in [block for block in self._blocks if block > lowest]:
             del self._blocks[block]
         self._keep(lowest, (1 << bit) - 1)
 
     def update(self, other: OffsetRuns) -> None:
-        """Add the offsets of `other`."""
         for block, mask in other._blocks.items():
             self._blocks[block] = self._blocks.get(block, 0) | mask
 
@@ -95,7 +91,6 @@ class OffsetRuns:
         return both
 
     def __sub__(self, other: OffsetRuns) -> OffsetRuns:
-        """The offsets of this set that are not in `other`."""
         rest = OffsetRuns()
         for block, mask in self._blocks.items():
             if left := mask & ~other._blocks.get(block, 0):

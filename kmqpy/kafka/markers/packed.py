@@ -120,7 +120,6 @@ class PackedEntries:
         return states, due
 
     def get(self, offset: int) -> Entry | None:
-        """The entry of `offset`, or None."""
         if offset in self.handed_out:
             return self.handed_out[offset]
         block, bit = divmod(offset, entry_groups.BLOCK)

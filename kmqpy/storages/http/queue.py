@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from kmqpy.core.durations import Duration
+from kmqpy.core.pieces import pieces
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import KmqError, MessageError, ReceiptError, Unfinished
 from kmqpy.message import (
@@ -184,7 +185,7 @@ class RemoteQueue(BaseQueue):
         """See Queue.ack; it is always confirmed."""
         receipts = self._receipts(messages)
         self._check_no_transaction(transaction)
-        for piece in _thousands(receipts):
+        for piece in pieces(receipts, shapes.MOST):
             self.ask("POST", "ack", type(None), body=shapes.Finish(receipts=piece))
             self._note("ack", len(piece), len(piece))
 
@@ -192,14 +193,14 @@ class RemoteQueue(BaseQueue):
         self, messages: tuple[MessagesLike, ...], delay_ms: int | None, count: bool, reason: str | None
     ) -> None:
         delay_s = None if delay_ms is None else delay_ms / 1000
-        for piece in _thousands(self._receipts(messages)):
+        for piece in pieces(self._receipts(messages), shapes.MOST):
             body = shapes.Nack(receipts=piece, delay=delay_s, count=count, reason=reason)
             self.ask("POST", "nack", type(None), body=body)
             self._note("nack", len(piece), len(piece))
 
     def _extend(self, messages: tuple[MessagesLike, ...], lease_ms: int) -> list[str]:
         lost: list[str] = []
-        for piece in _thousands(self._receipts(messages)):
+        for piece in pieces(self._receipts(messages), shapes.MOST):
             body = shapes.Extend(receipts=piece, lease=lease_ms / 1000)
             found = self.ask("POST", "extend", shapes.Lost, body=body).lost
             lost += found
@@ -207,7 +208,7 @@ class RemoteQueue(BaseQueue):
         return lost
 
     def _dead_letter(self, messages: tuple[MessagesLike, ...], reason: str | None) -> None:
-        for piece in _thousands(self._receipts(messages)):
+        for piece in pieces(self._receipts(messages), shapes.MOST):
             self.ask("POST", "dead-letter", type(None), body=shapes.Reject(receipts=piece, reason=reason))
             self._note("dead-letter", len(piece), len(piece))
 
@@ -321,7 +322,7 @@ class _RemoteDeadLetters:
         if ids is None:
             return self._count("redrive", shapes.Redrive(limit=limit))
         named = [one for one in ids if isinstance(one, str)]
-        return sum(self._count("redrive", shapes.Redrive(ids=piece)) for piece in _thousands(named))
+        return sum(self._count("redrive", shapes.Redrive(ids=piece)) for piece in pieces(named, shapes.MOST))
 
     def purge(self) -> int:
         """See DeadLetters.purge."""
@@ -351,10 +352,6 @@ def _shape(row: NewRow, headers: Headers) -> shapes.NewMessage:
     if row.delay_ms:  # msgspec leaves out a default only if it is the same object
         more["delay"] = row.delay_ms / 1000
     return shapes.new_message(row.body, row.key, headers, **more)
-
-
-def _thousands(items: list[str]) -> Iterator[list[str]]:
-    return (items[start : start + shapes.MOST] for start in range(0, len(items), shapes.MOST))
 
 
 def _pieces(messages: list[shapes.NewMessage]) -> Iterator[list[shapes.NewMessage]]:

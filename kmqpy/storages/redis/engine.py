@@ -8,6 +8,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
@@ -71,7 +72,6 @@ class RedisEngine:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
         generation = uuid.uuid4().hex
         key, first = (
             self._key(generation),
@@ -98,7 +98,6 @@ class RedisEngine:
         return bool(made)
 
     def find_queue(self, name: str) -> QueueRow | None:
-        """See Engine."""
         found = self._server.call("HGET", self._registry[1], name)
         if found is None:
             return None
@@ -116,7 +115,6 @@ class RedisEngine:
         return QueueRow(generation, StoredQueueSettings.from_json(settings, name))
 
     def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
         before = self._server.call("HGET", self._registry[1], queue.name) or b""
         generation, _, text = before.decode(errors="replace").partition(" ")
         if generation != queue.generation:
@@ -138,11 +136,9 @@ class RedisEngine:
         return True
 
     def queue_names(self) -> list[str]:
-        """See Engine."""
         return [name.decode(errors="replace") for name in self._server.call("HKEYS", self._registry[1])]
 
     def delete_queue(self, queue: QueueRow) -> None:
-        """See Engine."""
         there = self._server.function("delete", (self._key(queue.generation),))
         if not self._forget(queue.name, queue.generation) and not there:
             raise _not_found(queue)
@@ -150,7 +146,6 @@ class RedisEngine:
     # --- messages ---------------------------------------------------------------------------------
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
-        """See Engine."""
         if not rows:
             return []
         stored = _checked_bytes([*map(row_bytes, rows)])
@@ -168,13 +163,11 @@ class RedisEngine:
         *,
         one_per_group: bool = False,
     ) -> Taken:
-        """See Engine."""
         wakes = self._arrivals.wakes
         now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms, int(one_per_group))
         return Taken(read_rows(rows), now_ms, due_ms if due_ms >= 0 else None, _SeenArrivals(arrivals, wakes))
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
-        """See Engine."""
         return int(self._call(queue, "finish", take_refs(takes)))
 
     def give_back(
@@ -187,20 +180,17 @@ class RedisEngine:
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
-        """See Engine."""
         how = ("" if delay_ms is None else delay_ms, int(count), int(reason is not None), reason or "")
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "give_back", take_refs(takes), *how, *rows, repeatable=not gone))
 
     def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
-        """See Engine."""
         lost = self._call(queue, "extend", take_refs(takes), lease_ms)
         return [takes[number - 1] for number in lost]
 
     def bury(
         self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
     ) -> int:
-        """See Engine."""
         rows = _checked_bytes(gone_rows(gone))
         return int(self._call(queue, "bury", take_refs(takes), reason, *rows, repeatable=not gone))
 
@@ -227,7 +217,6 @@ class RedisEngine:
         return found
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
-        """See Engine."""
         return Counts(*self._call(queue, "counts"))
 
     def taken_rows(
@@ -251,7 +240,6 @@ class RedisEngine:
         return found
 
     def purge(self, queue: QueueRow) -> int:
-        """See Engine."""
         return int(self._call(queue, "purge"))
 
     # --- dead letters -----------------------------------------------------------------------------
@@ -271,7 +259,7 @@ class RedisEngine:
         """See Engine. Many rows are redriven in several steps."""
         if ids is not None:
             chosen = list(dict.fromkeys(ids))[:limit]
-            parts = [chosen[at : at + _REDRIVEN_PER_CALL] for at in range(0, len(chosen), _REDRIVEN_PER_CALL)]
+            parts = pieces(chosen, _REDRIVEN_PER_CALL)
             return sum(int(self._call(queue, "redrive", ",".join(map(str, part)), 0)) for part in parts)
         left = self.counts(queue).dead if limit is None else limit
         redriven = 0
@@ -284,13 +272,11 @@ class RedisEngine:
         return redriven
 
     def purge_dead(self, queue: QueueRow) -> int:
-        """See Engine."""
         return int(self._call(queue, "purge_dead"))
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
-        """See Engine."""
         until_due = None if taken.next_due_ms is None else (taken.next_due_ms - taken.now_ms) / 1000 + 0.001
         is_due_first = until_due is not None and until_due < seconds
         patience = until_due if until_due is not None and is_due_first else seconds
@@ -299,11 +285,9 @@ class RedisEngine:
         return self._arrivals.wait(key, taken.seen, wakes, patience) or is_due_first
 
     def wake(self, queue: QueueRow) -> None:
-        """See Engine."""
         self._arrivals.wake(self._key(queue.generation).encode())
 
     def close(self) -> None:
-        """See Engine."""
         self._arrivals.close()
         self._server.close()
 

@@ -148,7 +148,6 @@ class Server:
         raise AssertionError("count() does not end")
 
     def close(self) -> None:
-        """Close the connections."""
         self._pool.disconnect()
 
     def _load(self, code: str) -> None:

@@ -76,36 +76,29 @@ class _AsyncCursor:
         return result if isinstance(result, int) else self
 
     def executemany(self, statement: str, rows: Any) -> None:
-        """See DB-API."""
         self._await("executemany", statement, rows)
 
     def fetchone(self) -> Any:
-        """See DB-API."""
         return self._await("fetchone")
 
     def fetchall(self) -> Any:
-        """See DB-API."""
         return self._await("fetchall")
 
     def mogrify(self, statement: str, parameters: Parameters) -> str:
-        """See PyMySQL."""
         found: str = self._cursor.mogrify(statement, parameters)
         return found
 
     @property
     def rowcount(self) -> int:
-        """See DB-API."""
         found: int = self._cursor.rowcount
         return found
 
     @property
     def lastrowid(self) -> int:
-        """See DB-API."""
         found: int = self._cursor.lastrowid
         return found
 
     def close(self) -> None:
-        """See DB-API."""
         self._await("close")
 
     def _await(self, method: str, *arguments: Any) -> Any:

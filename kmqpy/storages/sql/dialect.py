@@ -128,9 +128,7 @@ class Dialect(Protocol):
         """
         ...
 
-    def unchecked_setting(self, cursor: Cursor) -> str:
-        """See DamageChecks."""
-        ...
+    def unchecked_setting(self, cursor: Cursor) -> str: ...
 
     def keeps(self, cursor: Cursor) -> bool:
         """Return True if the next transaction on the connection is to use this cursor, not a new one."""

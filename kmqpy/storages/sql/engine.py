@@ -90,7 +90,6 @@ class SqlEngine:
             raise
 
     def unchecked_setting(self) -> str:
-        """See DamageChecks."""
         return self._run(self._dialect.unchecked_setting)
 
     def read_all(self) -> str:
@@ -133,8 +132,6 @@ class SqlEngine:
         return self._run(create, repeatable=False)
 
     def find_queue(self, name: str) -> QueueRow | None:
-        """See Engine."""
-
         def find(cursor: Cursor) -> tuple[int, str] | None:
             cursor.execute(self._sql["find_queue"], {"name": name})
             found: tuple[int, str] | None = cursor.fetchone()
@@ -146,7 +143,6 @@ class SqlEngine:
         )
 
     def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
         parameters = self._parameters(queue)
 
         def alter(cursor: Cursor) -> bool:
@@ -166,8 +162,6 @@ class SqlEngine:
         return self._run(alter, several=True)
 
     def queue_names(self) -> list[str]:
-        """See Engine."""
-
         def names(cursor: Cursor) -> list[str]:
             cursor.execute(self._sql["queue_names"])
             return [name for (name,) in cursor.fetchall()]
@@ -175,7 +169,6 @@ class SqlEngine:
         return self._run(names)
 
     def delete_queue(self, queue: QueueRow) -> None:
-        """See Engine."""
         parameters = self._parameters(queue)
 
         def delete(cursor: Cursor) -> None:
@@ -191,7 +184,6 @@ class SqlEngine:
     # --- messages ---------------------------------------------------------------------------------
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:
-        """See Engine."""
         parameters = self._parameters(queue)
         if any(row.delay_ms > NO_LIMIT for row in rows):
             rows = [row._replace(delay_ms=min(row.delay_ms, NO_LIMIT)) for row in rows]
@@ -247,7 +239,6 @@ class SqlEngine:
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
-        """See Engine."""
         return self._change(queue, "finish", takes, connection=connection)
 
     def give_back(
@@ -260,7 +251,6 @@ class SqlEngine:
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
-        """See Engine."""
         if delay_ms is None:
             delay_ms = _BY_POLICY if count and queue.settings.retry_delays else 0
         given = {"delay_ms": min(delay_ms, NO_LIMIT), "counted": int(count), "reason": reason}
@@ -283,11 +273,9 @@ class SqlEngine:
     def bury(
         self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
     ) -> int:
-        """See Engine."""
         return self._change(queue, "bury", takes, gone=gone, reason=reason)
 
     def release_all(self, queue: QueueRow) -> int:
-        """See Engine."""
         released = self._after_passing_time(
             queue, lambda cursor, given: self._dialect.change(cursor, "release_all", given)
         )
@@ -295,15 +283,12 @@ class SqlEngine:
         return released
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
-        """See Engine."""
         limit = min(limit, NO_LIMIT)
         if queue.settings.in_groups:
             return self._after_passing_time(queue, partial(look_grouped, self._dialect), limit=limit)
         return self._after_passing_time(queue, self._row_reader("peek"), limit=limit)
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:
-        """See Engine."""
-
         def count(cursor: Cursor, parameters: dict[str, Any]) -> Counts:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
             ready, delayed, taken, dead, behind = cursor.fetchone()
@@ -322,7 +307,6 @@ class SqlEngine:
         taken_for_ms: int | None = None,
         queued_before_ms: int | None = None,
     ) -> list[MessageRow]:
-        """See Engine."""
         return self._after_passing_time(
             queue,
             self._row_reader("taken_rows"),
@@ -333,8 +317,6 @@ class SqlEngine:
         )
 
     def purge(self, queue: QueueRow) -> int:
-        """See Engine."""
-
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             names = ("purge_ready", "purge_unready")
             purged = sum(self._dialect.change(cursor, name, parameters) for name in names)
@@ -349,7 +331,6 @@ class SqlEngine:
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
-        """See Engine."""
         name = "dead_rows" if with_bodies else "dead_rows_without_bodies"
         rows = self._after_passing_time(queue, self._row_reader(name), limit=min(limit, NO_LIMIT))
         if with_bodies:
@@ -358,7 +339,6 @@ class SqlEngine:
         return [row._replace(until_ms=0, size=int(row.body), body=b"") for row in rows]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
-        """See Engine."""
         given: dict[str, Any] = {"limit": NO_LIMIT if limit is None else min(limit, NO_LIMIT)}
         if ids is not None:
             given["ids"] = self._dialect.ids(ids)
@@ -379,8 +359,6 @@ class SqlEngine:
         return redriven
 
     def purge_dead(self, queue: QueueRow) -> int:
-        """See Engine."""
-
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             if not queue.settings.holds:
                 return self._dialect.change(cursor, "purge_dead", parameters)
@@ -397,7 +375,6 @@ class SqlEngine:
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
-        """See Engine."""
         pause_s = min(seconds, self._dialect.waits_ms / 1000)
         if taken.next_due_ms is not None:
             pause_s = min(pause_s, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
@@ -409,11 +386,9 @@ class SqlEngine:
         return self._wait(queue.generation, taken.seen, pause_s) or pause_s < seconds
 
     def wake(self, queue: QueueRow) -> None:
-        """See Engine."""
         self._arrivals.note(queue.generation)
 
     def close(self) -> None:
-        """See Engine."""
         if self._listener is not None:
             self._listener.stop()
         if self._notifier is not None:

@@ -18,7 +18,6 @@ class MariaDb(OverPyMySql):
     sql_mode = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT"
 
     def check_server(self, version: str) -> None:
-        """See OverPyMySql."""
         if "MariaDB" not in version:
             raise ConfigError(f"queue url: the server is MySQL {version}; write mysql:// for mariadb://")
 

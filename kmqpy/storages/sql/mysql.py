@@ -22,7 +22,6 @@ class MySql(OverPyMySql):
     sql_mode = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 
     def check_server(self, version: str) -> None:
-        """See OverPyMySql."""
         if "MariaDB" in version:
             raise ConfigError(f"queue url: the server is MariaDB ({version}); write mariadb:// for mysql://")
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)

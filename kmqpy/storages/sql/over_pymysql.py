@@ -17,6 +17,7 @@ from pymysql.cursors import Cursor as PlainCursor
 # Not pymysql.err: with install_as_MySQLdb() Django replaces this attribute by a copy with other classes.
 from pymysql.err import Error, InterfaceError
 
+from kmqpy.core.pieces import pieces
 from kmqpy.core.sockets import keep_alive
 from kmqpy.errors import ConfigError, MessageError
 from kmqpy.queue import Capabilities
@@ -98,7 +99,6 @@ class OverPyMySql(ServerDialect):
     _packet_bytes = 2**24
 
     def engine(self) -> sqlalchemy.Engine:
-        """See Dialect."""
         connect_s = max(1.0, min(5.0, self._pool["pool_timeout"]))
         made = sqlalchemy.create_engine(
             self._url,
@@ -115,31 +115,26 @@ class OverPyMySql(ServerDialect):
         return made
 
     def cursor(self, connection: Any) -> Cursor:
-        """See Dialect."""
         if not isinstance(connection, pymysql.Connection):
             raise TypeError
         found: Any = connection.cursor(PlainCursor)
         return found
 
     async def async_cursor(self, connection: Any) -> Any:
-        """See Dialect."""
         if not type(connection).__module__.startswith("asyncmy."):
             raise TypeError  # aiomysql can't escape bytes with a PyMySQL as new as ours
         return connection.cursor(importlib.import_module("asyncmy.cursors").Cursor)
 
     def fileno(self, connection: Any) -> int | None:
-        """See Dialect."""
         found: int = connection._sock.fileno()
         return found
 
     def check(self, connection: Any, seconds: float) -> None:
-        """See Dialect."""
         usual_s, connection._read_timeout = connection._read_timeout, seconds
         connection.ping(reconnect=False)  # a connection that fails is not used any more
         connection._read_timeout = usual_s
 
     def lossy_setting(self, cursor: Cursor) -> str:
-        """See Dialect."""
         found: dict[str, str] = {}
         for question in (*_DURABILITY, self.sql["other_engines"]):
             cursor.execute(question)
@@ -167,15 +162,12 @@ class OverPyMySql(ServerDialect):
         return found[0] if found else ""
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
-        """See Dialect."""
         return False
 
     def begin(self, cursor: Cursor) -> None:
-        """See Dialect."""
         cursor.execute("START TRANSACTION")
 
     def fate(self, error: BaseException) -> Fate | None:
-        """See Dialect."""
         if not isinstance(error, Error):
             # PyMySQL's error for a way to log in that needs a package which is missing, and which it names.
             return Fate.DENIED if isinstance(error, RuntimeError) and "package is" in str(error) else None
@@ -190,7 +182,6 @@ class OverPyMySql(ServerDialect):
         return Fate.UNKNOWN if broken else Fate.REFUSED
 
     def is_damage(self, error: BaseException | None) -> bool:
-        """See Dialect."""
         return isinstance(error, Error) and bool(error.args) and error.args[0] in _DAMAGE_CODES
 
     def _settings(self) -> dict[str, Any]:
@@ -201,11 +192,9 @@ class OverPyMySql(ServerDialect):
         return found
 
     def defaults(self) -> dict[str, Any]:
-        """See Dialect."""
         return {}
 
     def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
-        """See Dialect."""
         ids = tuple(one.id for one in takes)
         return {
             "ids": ids or (0,),
@@ -215,7 +204,6 @@ class OverPyMySql(ServerDialect):
         }
 
     def ids(self, ids: Sequence[int | str]) -> Any:
-        """See Dialect."""
         return tuple(ids) or (0,)
 
     def put(
@@ -279,23 +267,18 @@ class OverPyMySql(ServerDialect):
         return Picked(just_taken(found, now, parameters), now.now_ms)
 
     def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
-        """See Dialect."""
-        for at in range(0, len(digests), _DIGESTS_PER_QUERY):
-            some = tuple(digests[at : at + _DIGESTS_PER_QUERY])
-            cursor.execute(self.sql["twins"], {**parameters, "digests": some})
-            ids = tuple(one for (one,) in cursor.fetchall())
-            for begin in range(0, len(ids), CHUNK):
-                self.change(cursor, "take_picked_for_good", {"ids": ids[begin : begin + CHUNK]})
+        for some in pieces(digests, _DIGESTS_PER_QUERY):
+            cursor.execute(self.sql["twins"], {**parameters, "digests": tuple(some)})
+            for ids in pieces(tuple(one for (one,) in cursor.fetchall()), CHUNK):
+                self.change(cursor, "take_picked_for_good", {"ids": ids})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
-        """See Dialect."""
         if not cursor.execute(self.sql["due"], {**parameters, "limit": CHUNK}):
             return 0
         ids = tuple(one for (one,) in cursor.fetchall())
         return self.change(cursor, "pass_time", {**parameters, "ids": ids})
 
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
-        """See Dialect."""
         changed: int = cursor.execute(self.sql[name], parameters)
         return changed
 

@@ -149,7 +149,6 @@ class PostgreSql(ServerDialect):
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
 
     def engine(self) -> sqlalchemy.Engine:
-        """See Dialect."""
         timeout_s = self._pool["pool_timeout"]
         made = sqlalchemy.create_engine(
             self._url,
@@ -180,7 +179,6 @@ class PostgreSql(ServerDialect):
         return f"{unlogged}=UNLOGGED" if unlogged else ""
 
     def unchecked_setting(self, cursor: Cursor) -> str:
-        """See Dialect."""
         for name, bad in (
             ("data_checksums", "off"),
             ("ignore_checksum_failure", "on"),
@@ -204,19 +202,16 @@ class PostgreSql(ServerDialect):
         return found
 
     def cursor(self, connection: Any) -> Cursor:
-        """See Dialect."""
         if not isinstance(connection, psycopg.Connection):
             raise TypeError
         return _CursorPerStatement(connection)
 
     async def async_cursor(self, connection: Any) -> Any:
-        """See Dialect."""
         if not isinstance(connection, psycopg.AsyncConnection):
             raise TypeError
         return psycopg.AsyncCursor(connection, row_factory=tuple_row)
 
     def fileno(self, connection: Any) -> int | None:
-        """See Dialect."""
         found: int = connection.fileno()
         return found
 
@@ -241,11 +236,9 @@ class PostgreSql(ServerDialect):
         return True
 
     def begin(self, cursor: Cursor) -> None:
-        """See Dialect."""
         cursor.execute("BEGIN")
 
     def fate(self, error: BaseException) -> Fate | None:
-        """See Dialect."""
         if not isinstance(error, psycopg.Error):
             return None
         state = error.sqlstate
@@ -265,20 +258,16 @@ class PostgreSql(ServerDialect):
         return Fate.UNKNOWN if state.startswith(_BROKEN_STATES) else Fate.REFUSED
 
     def is_damage(self, error: BaseException | None) -> bool:
-        """See Dialect."""
         return isinstance(error, psycopg.Error) and error.sqlstate in _DAMAGE_STATES
 
     def defaults(self) -> dict[str, Any]:
-        """See Dialect."""
         return {"channel": self.channel}
 
     def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
-        """See Dialect."""
         ids, numbers = zip(*takes, strict=True) if takes else ((), ())
         return {"ids": _array(ids), "takes": _array(numbers)}
 
     def ids(self, ids: Sequence[int | str]) -> Any:
-        """See Dialect."""
         return _array(ids)
 
     def put(
@@ -288,7 +277,6 @@ class PostgreSql(ServerDialect):
         rows: Sequence[NewRow],
         ids: Sequence[int] | None = None,
     ) -> list[int]:
-        """See Dialect."""
         bodies, keys, headers, delays, priorities, digests = _columns(rows)
         groups = [row.group for row in rows] if any(row.group for row in rows) else None
         numbers = groups and parameters["in_groups"]
@@ -315,7 +303,6 @@ class PostgreSql(ServerDialect):
         return []
 
     def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
-        """See Dialect."""
         cursor.execute(self.sql["claim_keys"], {**parameters, "keys": _array(keys)})
         return [DedupKey(*row) for row in cursor.fetchall()]
 
@@ -324,15 +311,12 @@ class PostgreSql(ServerDialect):
         return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
-        """See Dialect."""
         self.change(cursor, "remove_twins", {**parameters, "digests": [*digests]})
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
-        """See Dialect."""
         return self.change(cursor, "pass_time", {**parameters, "limit": CHUNK})
 
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
-        """See Dialect."""
         cursor.execute(self.sql[name], parameters)
         changed: int = cursor.rowcount
         return changed

@@ -88,7 +88,6 @@ class Sqlite:
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
-        """See Dialect."""
         made = sqlalchemy.create_engine(
             self._url,
             connect_args={"check_same_thread": False, "timeout": 5},
@@ -99,7 +98,6 @@ class Sqlite:
         return made
 
     def cursor(self, connection: Any) -> Cursor:
-        """See Dialect."""
         if not isinstance(connection, sqlite3.Connection):
             raise TypeError
         made: Any = connection.cursor()
@@ -107,7 +105,6 @@ class Sqlite:
         return made
 
     async def async_cursor(self, connection: Any) -> Any:
-        """See Dialect."""
         made = await connection.cursor()
         made.row_factory = None
         return made
@@ -134,7 +131,6 @@ class Sqlite:
         return ""
 
     def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
-        """See Dialect."""
         return False
 
     def begin(self, cursor: Cursor) -> None:
@@ -146,26 +142,21 @@ class Sqlite:
         cursor.execute("BEGIN IMMEDIATE")
 
     def fate(self, error: BaseException) -> Fate | None:
-        """See Dialect."""
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         return Fate.UNDONE if code in _BUSY_CODES else Fate.REFUSED
 
     def is_damage(self, error: BaseException | None) -> bool:
-        """See Dialect."""
         return getattr(error, "sqlite_errorname", "").startswith(_DAMAGE_NAMES)
 
     def defaults(self) -> dict[str, Any]:
-        """See Dialect."""
         return {"now_ms": self._clock.wall_ms()}
 
     def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
-        """See Dialect."""
         return {"refs": json.dumps(takes)}
 
     def ids(self, ids: Sequence[int | str]) -> Any:
-        """See Dialect."""
         return json.dumps([*ids])
 
     def put(
@@ -175,7 +166,6 @@ class Sqlite:
         rows: Sequence[NewRow],
         ids: Sequence[int] | None = None,
     ) -> list[int]:
-        """See Dialect."""
         if ids is None:
             first = self._draw(cursor, len(rows))
             ids = range(first, first + len(rows))
@@ -203,7 +193,6 @@ class Sqlite:
         return [*ids] if cursor.rowcount else []
 
     def claim_keys(self, cursor: Cursor, parameters: Parameters, keys: Sequence[str]) -> list[DedupKey]:
-        """See Dialect."""
         given = {**parameters, "keys": json.dumps(keys), "first": self._draw(cursor, len(keys))}
         return [DedupKey(*row) for row in cursor.execute(self.sql["claim_keys"], given).fetchall()]
 
@@ -212,15 +201,12 @@ class Sqlite:
         return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def remove_twins(self, cursor: Cursor, parameters: Parameters, digests: Sequence[bytes]) -> None:
-        """See Dialect."""
         cursor.executemany(self.sql["remove_twins"], [{**parameters, "digest": one} for one in digests])
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
-        """See Dialect."""
         return self.change(cursor, "pass_time", {**parameters, "limit": CHUNK})
 
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
-        """See Dialect."""
         if name not in _NUMBERED_STATEMENTS:
             return int(cursor.execute(self.sql[name], parameters).rowcount)
         numbered = {**parameters, "number": self._draw(cursor, 0)}

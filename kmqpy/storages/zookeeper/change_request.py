@@ -32,7 +32,6 @@ class ChangeRequest(Generic[T]):
         self._woken.set()
 
     def fail(self, error: Exception) -> None:
-        """End with an exception."""
         self._result = error
         self.is_done = True
         self._woken.set()

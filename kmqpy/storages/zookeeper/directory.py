@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import Counts
 from kmqpy.storages.zookeeper.rows import Page, Row, Status, not_ours
@@ -77,7 +78,6 @@ class PageSummary(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if the page has no rows."""
         return not (self.ready or self.delayed or self.taken or self.dead)
 
     def in_state(self, status: Status) -> int:
@@ -233,7 +233,7 @@ class Directory:
             if max(next_id, end_id, next_place) >= _NUMBER_LIMIT:
                 raise ValueError("numbers that no queue reaches")
             at = _HEADER.size + commits * COMMIT_BYTES
-            names = _pieces(data[_HEADER.size : at], COMMIT_BYTES)
+            names = pieces(data[_HEADER.size : at], COMMIT_BYTES)
             table = NO_TABLE
             if found == _FORMAT:
                 table = data[at : at + COMMIT_BYTES]
@@ -299,8 +299,3 @@ def _read_pages(data: bytes) -> dict[int, PageSummary]:
 
 def _first_due(rows: Iterable[Row]) -> int:
     return min((row.until_ms for row in rows), default=0)
-
-
-def _pieces(data: bytes, size: int) -> Iterator[bytes]:
-    for at in range(0, len(data), size):
-        yield data[at : at + size]

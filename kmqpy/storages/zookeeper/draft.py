@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import NamedTuple
 from zlib import crc32
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
@@ -198,9 +199,8 @@ class Draft:
         """All rows of a state, page by page, in the order of their ids."""
         pages = self.directory.pages
         wanted = [one for one in self._numbers if one in self._changed or pages[one].in_state(status)]
-        for at in range(0, len(wanted), _PAGES_PER_READ):
-            rows = self._rows(wanted[at : at + _PAGES_PER_READ])
-            yield from [row for row in rows if row.status is status]
+        for some in pieces(wanted, _PAGES_PER_READ):
+            yield from [row for row in self._rows(some) if row.status is status]
 
     def counts(self) -> Counts:
         """The numbers of messages, by state."""
@@ -217,7 +217,6 @@ class Draft:
         return self._page(self._numbers[at - 1]).get(row_id) if at else None
 
     def dead_row(self, row_id: int) -> Row | None:
-        """The row of an id, if it is dead."""
         row = self.row(row_id)
         return row if row is not None and row.status is Status.DEAD else None
 
@@ -263,7 +262,6 @@ class Draft:
         self._page_of(row)[row.id] = row
 
     def remove(self, row: Row) -> None:
-        """Delete a row."""
         del self._page_of(row)[row.id]
 
     def draw_place(self) -> int:

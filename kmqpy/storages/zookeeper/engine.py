@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeVar
 
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import ConfigError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
@@ -60,7 +61,6 @@ class ZooKeeperEngine:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
         if not self._is_cleaned_up:
             self._is_cleaned_up = True
             self._znodes.clean_up()
@@ -68,7 +68,6 @@ class ZooKeeperEngine:
         return self._znodes.create_queue(settings.name, values, Directory().to_bytes())
 
     def find_queue(self, name: str) -> QueueRow | None:
-        """See Engine."""
         found = self._znodes.find_queue(name)
         if found is None:
             return None
@@ -80,8 +79,6 @@ class ZooKeeperEngine:
         return row
 
     def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
-        """See Engine."""
-
         def is_unchanged(found: dict[str, Any]) -> bool:
             return StoredQueueSettings.from_json(json.dumps(found), queue.name) == queue.settings
 
@@ -92,11 +89,9 @@ class ZooKeeperEngine:
         return bool(altered)
 
     def queue_names(self) -> list[str]:
-        """See Engine."""
         return self._znodes.queue_names()
 
     def delete_queue(self, queue: QueueRow) -> None:
-        """See Engine."""
         live = self._live(queue)
         if not self._znodes.delete_queue(queue.name, queue.generation):
             live.raise_deleted()
@@ -107,7 +102,6 @@ class ZooKeeperEngine:
     # --- messages ---------------------------------------------------------------------------------
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
-        """See Engine."""
         rows = [row._replace(delay_ms=min(row.delay_ms, _MOST_DELAY_MS)) for row in rows]
         return self._live(queue).change(lambda draft: draft.put(rows), ids=len(rows))[0] if rows else []
 
@@ -119,7 +113,6 @@ class ZooKeeperEngine:
         *,
         one_per_group: bool = False,  # noqa: ARG002
     ) -> Taken:
-        """See Engine."""
         live = self._live(queue)
         lease_ms = min(lease_ms, _MOST_DELAY_MS)
         at_most_once = queue.settings.at_most_once
@@ -163,7 +156,6 @@ class ZooKeeperEngine:
             log.error("queue %r: %d damaged messages are dead letters: %s", queue.name, buried, found)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
-        """See Engine."""
         return self._change_takes(queue, takes, lambda draft, row: draft.remove(row), late=True)
 
     def give_back(
@@ -176,7 +168,6 @@ class ZooKeeperEngine:
         reason: str | None,
         gone: Sequence[MessageRow] = (),
     ) -> int:
-        """See Engine."""
         delay_ms = min(delay_ms or 0, _MOST_DELAY_MS)
 
         def give_back(draft: Draft, row: Row) -> None:
@@ -209,27 +200,21 @@ class ZooKeeperEngine:
     def bury(
         self, queue: QueueRow, takes: Sequence[TakeRef], reason: str, *, gone: Sequence[MessageRow] = ()
     ) -> int:
-        """See Engine."""
-
         def bury(draft: Draft, row: Row) -> None:
             draft.replace(row._replace(status=Status.DEAD, since_ms=draft.now.high, reason=reason))
 
         return self._change_takes(queue, takes, bury, late=True, gone=gone)
 
     def release_all(self, queue: QueueRow) -> int:
-        """See Engine."""
-
         def release(draft: Draft, row: Row) -> None:
             draft.requeue(row, draft.now.high, delay_ms=0, count=False, reason=row.reason)
 
         return self._change_all(queue, (Status.TAKEN,), release)
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
-        """See Engine."""
         return _shown_rows(self._with_bodies(queue, lambda draft: islice(draft.ready_rows(), limit)))
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
-        """See Engine."""
         return self._live(queue).change(lambda draft: draft.counts())[0]
 
     def taken_rows(
@@ -241,8 +226,6 @@ class ZooKeeperEngine:
         taken_for_ms: int | None = None,
         queued_before_ms: int | None = None,
     ) -> list[MessageRow]:
-        """See Engine."""
-
         def matching(draft: Draft) -> Iterator[Row]:
             rows = (
                 row
@@ -264,21 +247,18 @@ class ZooKeeperEngine:
         return found
 
     def purge(self, queue: QueueRow) -> int:
-        """See Engine."""
         alive = (Status.READY, Status.DELAYED, Status.TAKEN)
         return self._change_all(queue, alive, lambda draft, row: draft.remove(row))
 
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
-        """See Engine."""
         found = self._with_bodies(queue, lambda draft: _oldest_dead(draft, limit))
         rows = [row.shown(body if isinstance(body, Content) else Content()) for row, body in found]
         rows = [row._replace(size=len(row.body)) for row in rows]
         return rows if with_bodies else [row._replace(body=b"", headers=()) for row in rows]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
-        """See Engine."""
         chosen = None if ids is None else frozenset(ids)
 
         def wanted(draft: Draft) -> list[Row]:
@@ -302,24 +282,20 @@ class ZooKeeperEngine:
         return self._change_each(queue, takes, lambda draft, one: draft.dead_row(one), redrive)
 
     def purge_dead(self, queue: QueueRow) -> int:
-        """See Engine."""
         return self._change_all(queue, (Status.DEAD,), lambda draft, row: draft.remove(row))
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
-        """See Engine."""
         pause_s = seconds
         if taken.next_due_ms is not None:
             pause_s = min(seconds, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
         return self._live(queue).watch.wait(taken.seen, pause_s) or pause_s < seconds
 
     def wake(self, queue: QueueRow) -> None:
-        """See Engine."""
         self._live(queue).watch.wake()
 
     def close(self) -> None:
-        """See Engine."""
         self._znodes.close()
         self._closing.close()
 
@@ -386,8 +362,8 @@ class ZooKeeperEngine:
 
         return sum(
             self._change_each(queue, some, find_or_add, change, ids=len(some))
-            for at in range(0, len(gone), _GONE_PER_COMMIT)
-            for some in packs(gone[at : at + _GONE_PER_COMMIT])
+            for piece in pieces(gone, _GONE_PER_COMMIT)
+            for some in packs(piece)
         )
 
     def _change_all(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -40,6 +40,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.pieces import pieces
 from kmqpy.errors import AccessDenied, Closed, ConfigError, Unavailable
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
@@ -254,8 +255,6 @@ class Znodes:
         return self.repeated(alter)
 
     def queue_names(self) -> list[str]:
-        """The names of all queues."""
-
         def names() -> list[str]:
             self._sync(self._names)
             return [*self._wait(self.zk.get_children_async(self._names))]
@@ -307,7 +306,7 @@ class Znodes:
                 pages = [f"{directory}/{page}" for page in self._wait(self.zk.get_children_async(directory))]
             except NoNodeError:
                 return
-            for some in _chunks(pages, _REQUESTS_AT_ONCE):
+            for some in pieces(pages, _REQUESTS_AT_ONCE):
                 listings = [self.zk.get_children_async(page) for page in some]
                 packs = [
                     f"{page}/{pack}"
@@ -326,7 +325,7 @@ class Znodes:
         def deleted() -> list[str]:
             names = self._wait(self.zk.get_children_async(self._queues))
             found: list[str] = []
-            for some in _chunks([name for name in names if _GENERATION.fullmatch(name)], _REQUESTS_AT_ONCE):
+            for some in pieces([name for name in names if _GENERATION.fullmatch(name)], _REQUESTS_AT_ONCE):
                 stats = [self.zk.exists_async(f"{self._queues}/{one}") for one in some]
                 found += [
                     one for one, stat in zip(some, stats, strict=True) if _may_be_deleted(self._wait(stat))
@@ -465,7 +464,7 @@ class Znodes:
         return f"{self._names}/q-{quote(name, safe=' ')}"
 
     def _delete_all(self, paths: Sequence[str]) -> None:
-        for some in _chunks(paths, _REQUESTS_AT_ONCE):
+        for some in pieces(paths, _REQUESTS_AT_ONCE):
             for result in [self.zk.delete_async(path) for path in some]:
                 with suppress(NoNodeError, NotEmptyError):  # gone already, or znodes of others are below it
                     self._wait(result)
@@ -500,8 +499,3 @@ def _parsed_queue(data: bytes, path: str) -> tuple[str, dict[str, Any]]:
 
 def _may_be_deleted(stat: Any) -> bool:
     return stat is not None and stat.dataLength == len(_DELETED)
-
-
-def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for at in range(0, len(items), size):
-        yield items[at : at + size]

@@ -8,6 +8,7 @@ from typing import Any
 
 from kazoo.exceptions import NoAuthError, NoNodeError
 
+from kmqpy.core.pieces import pieces
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError
 from kmqpy.zookeeper.multi_read import DENIED, MISSING
@@ -66,7 +67,7 @@ class DeadItems:
         queue, found = self._paths.queue, []
         denied: set[str] = set()
         with unavailable(self._zk):
-            for names in _groups(self._names()[:limit]):
+            for names in pieces(self._names()[:limit], _REQUESTS_AT_ONCE):
                 for name, body, stat in self._read(names, denied):
                     found.append(
                         DeadItem(queue=queue, name=name.item, body=body, died_ms=stat.ctime, taken=name.taken)
@@ -90,7 +91,8 @@ class DeadItems:
         """
         denied: set[str] = set()
         with unavailable(self._zk):
-            done = self._committed(self._redrives(some, denied) for some in _groups(self._chosen(names)))
+            groups = pieces(self._chosen(names), _REQUESTS_AT_ONCE)
+            done = self._committed(self._redrives(some, denied) for some in groups)
             if denied and not done:
                 raise NoAuthError
         return done
@@ -102,7 +104,7 @@ class DeadItems:
             names: DeadItem.name of each; default: all.
         """
         with unavailable(self._zk):
-            groups = _groups(self._chosen(names))
+            groups = pieces(self._chosen(names), _REQUESTS_AT_ONCE)
             return self._committed([self._removal(name) for name in some] for some in groups)
 
     def _redrives(self, names: Sequence[DeadName], denied: set[str]) -> Sequence[Any]:
@@ -163,8 +165,3 @@ class DeadItems:
         if refused is not None:
             raise refused
         return done
-
-
-def _groups(names: Sequence[DeadName]) -> Iterator[Sequence[DeadName]]:
-    for start in range(0, len(names), _REQUESTS_AT_ONCE):
-        yield names[start : start + _REQUESTS_AT_ONCE]

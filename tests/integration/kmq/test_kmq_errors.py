@@ -146,7 +146,7 @@ def patience(monkeypatch):
         allowed[service] += found
         return found
 
-    for module in ("kafka.librdkafka", "zookeeper.session"):
+    for module in ("kafka.kafka_errors", "zookeeper.session"):
         monkeypatch.setattr(f"kmqpy.{module}.patience_s", noted)
     return allowed
 

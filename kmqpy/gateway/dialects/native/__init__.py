@@ -83,8 +83,7 @@ class NativeDialect:
         call.verb, call.queue = one.name, queue
         sender = await bearer(self._authenticate, call)
         call.key_id = sender.id
-        if sender.key is not None:
-            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        self._authenticate.count_held(sender, call.share, call.limits.max_key_bytes)
         if one.action is not None and not sender.permits(one.action, queue):
             text = f"the key needs the permission queue|{one.action}|{queue[:200]}"
             raise Refused(problem(AccessDenied.__name__, 403, text))

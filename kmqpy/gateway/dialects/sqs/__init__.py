@@ -170,8 +170,7 @@ class SqsDialect:
         if why := self._authenticate.objection(sender, call.header):
             raise SqsError(ACCESS_DENIED, why)
         call.key_id = sender.id
-        if sender.key is not None:
-            call.share.join(self._authenticate.held_by(sender, call.limits.max_key_bytes))
+        self._authenticate.count_held(sender, call.share, call.limits.max_key_bytes)
         body = await call.body()
         if sender.key is not None and signature is not None:
             self._check(call, sender, signature, body)

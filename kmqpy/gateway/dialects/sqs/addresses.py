@@ -24,11 +24,9 @@ class Addresses(NamedTuple):
     account: str
 
     def url(self, queue: str) -> str:
-        """The URL of a queue."""
         return f"{self.base}/{self.account}/{queue}"
 
     def arn(self, queue: str) -> str:
-        """The ARN of a queue."""
         return f"arn:aws:sqs:{self.region}:{self.account}:{queue}"
 
 
@@ -48,7 +46,6 @@ def queue_of_path(path: str) -> str | None:
 
 
 def is_arn(text: str) -> bool:
-    """True for the ARN of a queue."""
     return _ARN.fullmatch(text) is not None
 
 

@@ -121,7 +121,6 @@ class Sheet:
 
     @cached_property
     def is_fifo(self) -> bool:
-        """True for a FIFO queue."""
         return self.attributes.get("FifoQueue") == "true"
 
     def scope(self, now_s: int) -> str:
@@ -130,7 +129,6 @@ class Sheet:
         return former if now_s < until_s else self.value(_SCOPE) or ""
 
     def number(self, name: str) -> int:
-        """An attribute that is a number."""
         return int(self.value(name) or 0)
 
     def shown(self) -> dict[str, str]:

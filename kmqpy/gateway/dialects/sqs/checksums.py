@@ -11,7 +11,6 @@ _TEXT, _BINARY = b"\x01", b"\x02"
 
 
 def of_body(body: bytes) -> str:
-    """That of a body."""
     return hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 

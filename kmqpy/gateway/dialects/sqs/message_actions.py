@@ -96,7 +96,6 @@ class MessageActions:
     # --- sending ----------------------------------------------------------------------------------
 
     async def send(self, asked: Asked, given: shapes.SendMessageRequest) -> dict[str, Any]:
-        """Send a message."""
         name = asked.queue(given.QueueUrl)
         trace = asked.call.header(_TRACE_ID)
         one = prepared(given, await self._catalog.get(name), SYSTEM_CLOCK.wall_ms(), trace)
@@ -309,7 +308,6 @@ class MessageActions:
         await self._on_one(asked, name, given.ReceiptHandle, partial(self._delete, name))
 
     async def delete_batch(self, asked: Asked, given: shapes.DeleteMessageBatchRequest) -> dict[str, Any]:
-        """Delete messages."""
         name = asked.queue(given.QueueUrl)
         entries = batches.checked("DeleteMessageBatchRequestEntry", given.Entries or ())
         handles = {id_: one.ReceiptHandle for id_, one in entries.items()}

@@ -218,7 +218,6 @@ def parse_handle(text: str) -> Handle:
 
 
 def invalid_handle(text: str) -> SqsError:
-    """The error for what is no receipt handle."""
     return SqsError(
         INVALID_HANDLE, f'The input receipt handle "{text[:1024]}" is not a valid receipt handle.'
     )
@@ -263,7 +262,6 @@ class Origin:
     arn: str
 
     def header(self) -> tuple[str, bytes]:
-        """The header that keeps it."""
         return values.MOVED, json.dumps([self.id, self.sent_ms, self.count, self.arn]).encode()
 
 

@@ -133,7 +133,6 @@ def answer(action: str, result: Mapping[str, Any] | None, request_id: str) -> by
 
 
 def error(fault: Fault, message: str, request_id: str) -> bytes:
-    """The XML of an error."""
     if fault is UNKNOWN_OPERATION:
         return f"<{fault.shape}/>".encode()
     kind, message = _told(fault, message)
@@ -151,7 +150,6 @@ def json_answer(action: str, result: Mapping[str, Any] | None, request_id: str) 
 
 
 def json_error(fault: Fault, message: str, request_id: str) -> dict[str, Any]:
-    """The same of an error."""
     kind, message = _told(fault, message)
     return {"Error": {"Type": kind, "Code": fault.code, "Message": message}, "RequestId": request_id}
 

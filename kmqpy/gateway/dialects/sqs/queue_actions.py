@@ -80,7 +80,6 @@ class QueueActions:
         return {"QueueUrl": asked.addresses.url(name)}
 
     async def url(self, asked: Asked, given: shapes.GetQueueUrlRequest) -> dict[str, Any]:
-        """The URL of a queue."""
         if not given.QueueName:
             raise SqsError(
                 INVALID_VALUE, "Value for parameter QueueName is invalid. Reason: Must specify a queue name."
@@ -90,13 +89,11 @@ class QueueActions:
         return {"QueueUrl": asked.addresses.url(name)}
 
     async def urls(self, asked: Asked, given: shapes.ListQueuesRequest) -> dict[str, Any]:
-        """The URLs of queues."""
         prefix = given.QueueNamePrefix or ""
         names = [name for name in await self._catalog.names() if name.startswith(prefix) and asked.may(name)]
         return _page(asked, "QueueUrls", names, given.MaxResults, given.NextToken)
 
     async def delete(self, asked: Asked, given: shapes.DeleteQueueRequest) -> None:
-        """Delete a queue with its messages."""
         await self._catalog.delete(asked.queue(given.QueueUrl))
 
     async def purge(self, asked: Asked, given: shapes.PurgeQueueRequest) -> None:
@@ -115,7 +112,6 @@ class QueueActions:
     # --- attributes -------------------------------------------------------------------------------
 
     async def attributes(self, asked: Asked, given: shapes.GetQueueAttributesRequest) -> dict[str, Any]:
-        """Attributes of a queue."""
         name = asked.queue(given.QueueUrl)
         names = given.AttributeNames or []
         sheet = await self._catalog.read(name)
@@ -133,7 +129,6 @@ class QueueActions:
         return {"Attributes": chosen} if chosen else {}
 
     async def set_attributes(self, asked: Asked, given: shapes.SetQueueAttributesRequest) -> None:
-        """Change attributes of a queue."""
         name = asked.queue(given.QueueUrl)
         sheet = await self._catalog.read(name)
         wanted = given.Attributes or {}
@@ -187,7 +182,6 @@ class QueueActions:
     # --- tags -------------------------------------------------------------------------------------
 
     async def tags(self, asked: Asked, given: shapes.ListQueueTagsRequest) -> dict[str, Any]:
-        """The tags of a queue."""
         sheet = await self._catalog.read(asked.queue(given.QueueUrl))
         return {"Tags": dict(sheet.tags)} if sheet.tags else {}
 

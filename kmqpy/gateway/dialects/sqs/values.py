@@ -159,7 +159,6 @@ def _checked(name: str, value: MessageAttributeValue | MessageSystemAttributeVal
 
 
 def to_headers(attributes: Mapping[str, Value], system: Mapping[str, Value]) -> list[tuple[str, bytes]]:
-    """The headers that keep attributes."""
     headers = [
         (_ESCAPE + name if name.startswith(_RESERVED) else name, one.content)
         for name, one in attributes.items()
