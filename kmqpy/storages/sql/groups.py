@@ -103,6 +103,7 @@ class _Take:
     unclear: set[int] = field(default_factory=set)
     healed: set[int] = field(default_factory=set)
     _stopped: dict[int, int] = field(default_factory=dict)
+    _most_followed: int = _MOST_FOLLOWED
 
     @property
     def room(self) -> int:
@@ -110,6 +111,11 @@ class _Take:
 
     def look_at(self, rows: Sequence[_Ready], locked: Collection[int] | None) -> None:
         """Decide about rows, which come by place; `locked`: those that could be locked. None: all."""
+        if (
+            locked is not None
+        ):  # a server is asked what follows others than the first only if these are too few
+            firsts = sum(row.id in locked and row.is_first(holds=self.holds) for row in rows)
+            self._most_followed = 1 if firsts >= self.room else _MOST_FOLLOWED
         for row in rows:
             if locked is None or row.id in locked:
                 self._look(row)
@@ -146,7 +152,7 @@ class _Take:
         elif self.room:
             self.chosen.append(row.id)
             self.own.add(group)
-            may_follow = self.room and not self.one_per_group and len(self.closed) < _MOST_FOLLOWED
+            may_follow = self.room and not self.one_per_group and len(self.closed) < self._most_followed
             if may_follow and row.has_followers:
                 followers = self.follow(row, self.room)
                 self.chosen += followers
