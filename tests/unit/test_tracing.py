@@ -78,6 +78,7 @@ def test_a_context_that_the_message_has_already_is_kept(spans):
         assert again == headers
     first, second = spans.one("send jobs"), spans.one("send other")
     assert second.links[0].context.span_id == first.get_span_context().span_id
+    assert second.kind is SpanKind.CLIENT  # PRODUCER is the span whose context the message has
 
 
 def test_a_send_that_fails_says_so_without_the_text(spans):
@@ -212,6 +213,7 @@ def test_a_trackers_copy_is_a_child_of_the_send(spans, dead_letter, name):
     moved = spans.one(name)
     sent = spans.one("send jobs")
     assert moved.parent.span_id == sent.context.span_id
+    assert moved.kind is SpanKind.CLIENT
     assert moved.context.trace_id == sent.context.trace_id
 
 
