@@ -69,7 +69,7 @@ class Stopwatch:
 class TracingTelemetry(Telemetry):
     """Makes spans of what clients, producers, workers and trackers do.
 
-    - `send`: kind PRODUCER; its context is added to the message's headers. CLIENT if they hold a context already
+    - `send`: kind PRODUCER; its context is added to the message's headers. If they hold one already: CLIENT
     - `receive`: kind CLIENT, linked to the send of every message
     - `process`: kind CONSUMER, child of the message's send and linked to it
     - `ack`, `nack`, `dead-letter`: of a client: kind CLIENT, child of the current span, which in a handler is
