@@ -20,6 +20,7 @@ import tempfile
 import tomllib
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
 SBOM = ROOT / "sbom.cdx.json"
@@ -51,6 +52,7 @@ def main() -> None:
     check_version(project["version"], asked.tag)
     check_sbom(project)
     sdist, wheel = build()
+    check_sbom_of(wheel)
     run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
     if not asked.no_install:
         install(sdist)
@@ -91,7 +93,7 @@ def check_version(version: str, tag: str | None) -> None:
         say(f"no --tag: the changelog begins with {first}")
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml")]:
         for named in _NAMED.findall(page.read_text()):
-            if named != version:
+            if named.rstrip(".") != version:
                 raise SystemExit(f"{page.relative_to(ROOT)}: kmqpy {named}, and not {version}")
 
 
@@ -136,6 +138,14 @@ def build() -> tuple[Path, Path]:
     say("built twice, the same byte for byte")
     wheel, sdist = sorted(first, key=lambda path: path.suffix != ".whl")
     return sdist, wheel
+
+
+def check_sbom_of(wheel: Path) -> None:
+    """Exit unless the wheel has the SBOM where PEP 770 wants it."""
+    with ZipFile(wheel) as files:
+        place = f"{wheel.name.rsplit('-', 3)[0]}.dist-info/sboms/{SBOM.name}"
+        if place not in files.namelist() or files.read(place) != SBOM.read_bytes():
+            raise SystemExit(f"{wheel.name}: {place} is not {SBOM.name}")
 
 
 def install(built: Path, extra: str = "") -> None:

@@ -4,10 +4,11 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
-from tests.packaging.release import ROOT, check_version
+from tests.packaging.release import ROOT, SBOM, check_sbom_of, check_version
 
 
 @pytest.fixture
@@ -75,3 +76,22 @@ def test_the_sbom_names_what_the_lock_pins():
     }
     assert named.keys() == {"confluent-kafka", "kazoo", "prometheus-client"}
     assert named == {name: re.search(rf"^{name}==([^ ;]+)", lock, re.MULTILINE)[1] for name in named}
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "is_right"),
+    [
+        ("kmqpy-1.2.3.dist-info/sboms/sbom.cdx.json", SBOM.read_bytes(), True),
+        ("kmqpy-1.2.3.dist-info/sboms/sbom.cdx.json", b"{}", False),
+        ("kmqpy/sbom.cdx.json", SBOM.read_bytes(), False),
+    ],
+)
+def test_the_sbom_lies_in_the_wheel(tmp_path, place, text, is_right):
+    wheel = tmp_path / "kmqpy-1.2.3-py3-none-any.whl"
+    with ZipFile(wheel, "w") as files:
+        files.writestr(place, text)
+    if is_right:
+        check_sbom_of(wheel)
+        return
+    with pytest.raises(SystemExit, match=r"sboms/sbom\.cdx\.json"):
+        check_sbom_of(wheel)
