@@ -251,6 +251,7 @@ print(json.dumps([error, told, done(), len(again)]))
     assert told(project, program) == ["ReceiptError", ["FAILED"], [], 1]
 
 
+@pytest.mark.breadth
 def test_a_receiver_of_a_signal_that_fails_changes_nothing(project):
     program = """
 def broken(**_):
@@ -281,6 +282,7 @@ print(json.dumps([errors, error_of(renamed.enqueue), queue.size()]))
     assert (refused[:11], size) == ("InvalidTask", 0)
 
 
+@pytest.mark.breadth
 def test_without_time_zones_run_after_may_have_one_or_none(project):
     program = """
 hour = timedelta(hours=1)
