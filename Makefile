@@ -88,12 +88,13 @@ test-brokers: $(READY) ## the core suite on each Kafka that docs/versions.md nam
 test-pythons: $(READY) ## the core suite on each Python that docs/versions.md names, 15 minutes each; ARGS="3.14" for one
 	@$(BIN)/python -m tests.pythons $(ARGS)
 
-lint: $(READY) ## ruff, mypy --strict, import-linter, zizmor
+lint: $(READY) ## ruff, mypy --strict, import-linter, zizmor; actionlint where Go is
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/zizmor --offline --quiet .github
+	@if command -v go > /dev/null; then go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12; else echo "no go: actionlint is left out"; fi
 
 format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

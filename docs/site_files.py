@@ -84,7 +84,7 @@ def _first_sentence(markdown: str) -> str:
     """That of the first paragraph, if one follows the title."""
     below = re.sub(r"\A# .*\n+", "", re.sub(r"<!--.*?-->\n*", "", markdown, flags=re.DOTALL).lstrip())
     paragraph = " ".join(below.partition("\n\n")[0].split())
-    if not paragraph[:1].isalpha() and paragraph[:1] not in "`[":
+    if paragraph.startswith("```") or not (paragraph[:1].isalpha() or paragraph[:1] in "`["):
         return ""
     sentence = re.split(r"(?<=\.) (?=[A-Z`\[])", paragraph)[0]
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", sentence)

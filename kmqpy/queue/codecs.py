@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from socket import gaierror
 from typing import Any
 
-from kmqpy.errors import DecodeError, MessageError
+from kmqpy.errors import DecodeError, KmqError, MessageError, Unavailable
+
+_AWAY = (ConnectionError, TimeoutError, gaierror)
+"""Errors of a server that a codec asks, not of the object or body."""
 
 
 class JsonCodec:
@@ -53,18 +57,35 @@ class FunctionCodec:
     Attributes:
         to_body: Makes bytes of an object. What it raises becomes MessageError in send().
         from_body: Makes the object of a body. What it raises becomes DecodeError, which holds the body.
+        unavailable: Errors that say nothing of the object or body, such as those of a schema registry. They,
+            broken connections and time-outs, also as causes of other errors, become Unavailable: try again.
     """
 
     to_body: Callable[[Any], bytes | None]
     from_body: Callable[[bytes], Any]
+    unavailable: tuple[type[Exception], ...] = ()
 
     def encode(self, value: Any) -> Any:
         """See Codec."""
-        return self.to_body(value)
+        try:
+            return self.to_body(value)
+        except Exception as error:
+            self._raise_if_away(error)
+            raise
 
     def decode(self, body: bytes) -> Any:
         """See Codec."""
         try:
             return self.from_body(body)
+        except KmqError:
+            raise
         except Exception as error:  # the text of the error is left out: it may hold the body
+            self._raise_if_away(error)
             raise DecodeError(f"body: the codec can't decode it: {type(error).__name__}", body) from error
+
+    def _raise_if_away(self, error: BaseException) -> None:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, (*_AWAY, *self.unavailable)):
+                raise Unavailable(f"what the codec needs: {type(error).__name__}") from error
+            cause = cause.__cause__ or cause.__context__

@@ -29,7 +29,7 @@ from kmqpy.storages.engine import ANY_TAKE, Engine, MessageRow, NewRow, QueueRow
 from kmqpy.storages.receipts import Receipts, parse_number
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage, TakeContext
-from kmqpy.telemetry.base import operation
+from kmqpy.telemetry.base import operation, sending
 
 _ORPHANS_PER_READ = 1_000
 """orphans() reads at most this many rows by one taken_rows() of the engine, until it has read all."""
@@ -76,7 +76,9 @@ class StoredQueue(BaseQueue):
         if self._is_traced:
             with ExitStack() as stack:
                 rows = [
-                    row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
+                    row._replace(
+                        headers=stack.enter_context(sending(self._telemetry, self.name, row.headers))
+                    )
                     for row in rows
                 ]
                 ids = self._engine.put(self._queue, rows, transaction)

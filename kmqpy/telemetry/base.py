@@ -6,15 +6,19 @@ The application passes an implementation as `telemetry=`: `kmqpy.telemetry.prome
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import Context, ContextVar
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from kmqpy.message import Headers, Message
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+_SENDERS: ContextVar[Iterator[Context] | None] = ContextVar("senders", default=None)
+"""Of a batch that a thread sends for coroutines: the context of each, in the order of their messages."""
 _NOTHING = nullcontext()
 """Shared, so that an operation costs no object where nobody measures it."""
 
@@ -205,3 +209,32 @@ def operation(op: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Co
         return call
 
     return wrapped
+
+
+def sending(telemetry: Telemetry, queue: str, headers: Headers) -> AbstractContextManager[Headers]:
+    """Telemetry.sending() of a queue's next message, in the context of the coroutine that gave it."""
+    inner = telemetry.sending(queue, headers)
+    return inner if (senders := _SENDERS.get()) is None else _Within(next(senders), inner)
+
+
+def sent_for(senders: Iterable[Context], send: Callable[[T], R], messages: T) -> R:
+    """Return `send(messages)`; sending() is in the context of the sender at the place of each message."""
+    token = _SENDERS.set(iter(senders))
+    try:
+        return send(messages)
+    finally:
+        _SENDERS.reset(token)
+
+
+class _Within(AbstractContextManager[Headers]):
+    """Enters and leaves `inner` in a context, which the block itself does not run in."""
+
+    def __init__(self, context: Context, inner: AbstractContextManager[Headers]) -> None:
+        self._context = context
+        self._inner = inner
+
+    def __enter__(self) -> Headers:
+        return self._context.run(self._inner.__enter__)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._context.run(self._inner.__exit__, *error)

@@ -69,13 +69,13 @@ class Stopwatch:
 class TracingTelemetry(Telemetry):
     """Makes spans of what clients, producers, workers and trackers do.
 
-    - `send`: kind PRODUCER; its context is added to the message's headers, unless they hold a context
+    - `send`: kind PRODUCER; its context is added to the message's headers. If they hold one already: CLIENT
     - `receive`: kind CLIENT, linked to the send of every message
     - `process`: kind CONSUMER, child of the message's send and linked to it
     - `ack`, `nack`, `dead-letter`: of a client: kind CLIENT, child of the current span, which in a handler is
       the process span of the message. Where a worker finishes several messages by one ack() or nack(), the
       span is a child of the process span of the first message
-    - `redeliver`, `dead-letter`: of a tracker: kind PRODUCER, child of the message's send and linked to it
+    - `redeliver`, `dead-letter`: of a tracker: kind CLIENT, child of the message's send and linked to it
 
     A process span also links to the span that was current when processing began. With
     `messaging` in OTEL_SEMCONV_STABILITY_OPT_IN, when this object is made, the spans of receive, ack, nack
@@ -103,7 +103,8 @@ class TracingTelemetry(Telemetry):
     def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
         """Wraps one send in a span; yields the headers with the context of the span."""
         known = _context_of(headers)
-        span = self._span("send", queue, "send", SpanKind.PRODUCER, links=_links(known))
+        kind = SpanKind.CLIENT if _links(known) else SpanKind.PRODUCER
+        span = self._span("send", queue, "send", kind, links=_links(known))
         with _ends_span(span):
             if not _links(known):
                 carrier: dict[str, str] = {}
@@ -188,7 +189,7 @@ class TracingTelemetry(Telemetry):
         """Make a span of a copy that a tracker appended, as a child of the message's send."""
         sent = _context_of(headers)
         name = "dead-letter" if dead_letter else "redeliver"
-        self._span(name, queue, "send", SpanKind.PRODUCER, context=sent, links=_links(sent)).end()
+        self._span(name, queue, "send", SpanKind.CLIENT, context=sent, links=_links(sent)).end()
 
     def _span(
         self,

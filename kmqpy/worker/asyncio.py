@@ -30,6 +30,7 @@ from kmqpy.errors import Closed, KmqError
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, each_of, headers_from
 from kmqpy.queue import Queue
 from kmqpy.queue.arguments import check_queue
+from kmqpy.telemetry.base import sent_for
 from kmqpy.worker.batches import Batches, each_result
 from kmqpy.worker.lease_keeper import LeasedMessage
 from kmqpy.worker.outcome import RELEASE, Outcome
@@ -79,7 +80,7 @@ class AsyncQueue:
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
         self._batch_threads = ThreadPoolExecutor(2, "kmq-aio-batch")  # one for sends, one for acks
-        self._sends: Batches[OutgoingMessage, str] = Batches(self._batch_threads, self._send_all)
+        self._sends: Batches[_Send, str] = Batches(self._batch_threads, partial(each_result, self._send_all))
         self._acks: Batches[_Ack, None] = Batches(
             self._batch_threads, partial(each_result, self._ack_all), weigh=lambda ack: len(ack.messages)
         )
@@ -127,7 +128,7 @@ class AsyncQueue:
         message = OutgoingMessage(
             body, key=key, headers=own, delay=delay, priority=priority, group=group, dedup_id=dedup_id
         )
-        return await self._sends.submit(message)
+        return await self._sends.submit(_Send(message, copy_context()))
 
     async def send_many(
         self,
@@ -166,7 +167,7 @@ class AsyncQueue:
     async def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
         """See Queue.ack."""
         self._check_open()
-        await self._acks.submit(_Ack(each_of(messages), confirmed))
+        await self._acks.submit(_Ack(each_of(messages), confirmed, copy_context()))
 
     async def nack(
         self,
@@ -302,18 +303,20 @@ class AsyncQueue:
         self._pool.shutdown()
         self._queue.close()
 
-    def _send_all(self, messages: Sequence[OutgoingMessage]) -> list[str | BaseException]:
-        return each_result(self._queue.send_many, messages)
+    def _send_all(self, asked: Sequence[_Send]) -> Sequence[str]:
+        messages = [one.message for one in asked]
+        return sent_for((one.sender for one in asked), self._queue.send_many, messages)
 
     def _ack_all(self, asked: Sequence[_Ack]) -> list[None]:
         messages = [message for one in asked for message in one.messages]
-        self._queue.ack(*messages, confirmed=any(one.confirmed for one in asked))
+        ack = partial(self._queue.ack, confirmed=any(one.confirmed for one in asked))
+        asked[0].asker.run(ack, *messages)  # a batch is one span, which has one parent
         return [None] * len(asked)
 
     def _start(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
         self._check_open()
         try:
-            return pool.submit(work)
+            return pool.submit(copy_context().run, work)
         except RuntimeError:  # another thread has just closed the pool
             raise Closed(f"the queue {self._queue.name!r} is closed") from None
 
@@ -323,11 +326,19 @@ class AsyncQueue:
             raise Closed(f"the queue {self._queue.name!r} is closed")
 
 
+class _Send(NamedTuple):
+    """The message of one AsyncQueue.send(), and the context in which it was called: that of its trace."""
+
+    message: OutgoingMessage
+    sender: Context
+
+
 class _Ack(NamedTuple):
-    """The arguments of one AsyncQueue.ack()."""
+    """The arguments of one AsyncQueue.ack(), and the context in which it was called."""
 
     messages: Sequence[Message | str]
     confirmed: bool
+    asker: Context
 
 
 class AsyncWorker:

@@ -259,12 +259,17 @@ def test_one_trace_from_the_send_over_a_redelivery_to_the_acknowledgement(live):
         if message.attempts == 1:
             raise Retry(0)
 
+    async def request(calls):
+        with provider.get_tracer("app").start_as_current_span("request"):
+            await calls.send("x")
+
     with KmqClient(live.settings, live.connection, telemetry=telemetry) as queue:
-        queue.send("x")
+        asyncio.run(request(AsyncQueue(queue)))
         with Worker(queue, handler, lease=5, telemetry=telemetry):
             until(lambda: any(span.name.startswith("ack") for span in memory.get_finished_spans()))
     spans = memory.get_finished_spans()
     (sent,) = [span for span in spans if span.name == f"send {live.name}"]
+    assert [span.context.span_id for span in spans if span.name == "request"] == [sent.parent.span_id]
     processed = [span for span in spans if span.name == f"process {live.name}"]
     assert [span.attributes["kmq.attempts"] for span in processed] == [1, 2]
     assert {span.parent.span_id for span in processed} == {sent.context.span_id}

@@ -2,7 +2,7 @@
 
 It says what it does, and ends with the files in dist/, or with the first thing that is wrong.
 
-- The version stands in the changelog and in the docs, with --tag also in the tag's name.
+- Changelog, docs and manifests name no other version; with --tag, the tag and the newest changes are of this.
 - sbom.cdx.json (CycloneDX, PEP 770) names what is installed with kmqpy; it is made anew if it does not.
 - sdist and wheel are the same byte for byte when they are built again, the wheel from the sdist.
 - Their metadata is whole, and the README can be shown by an index (twine).
@@ -20,17 +20,27 @@ import tempfile
 import tomllib
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
 SBOM = ROOT / "sbom.cdx.json"
 FOR_DEVELOPERS = {"bench", "build", "docs", "fuzz", "lint", "release", "test"}
 """Extras that need a clone."""
 IMPORTED = {
+    "cli": "kmqpy.cli.dead_letters",
+    "dev": "kmqpy.dev, jgo.maven",
     "gateway": "kmqpy.gateway.server",
-    "spark": "kmqpy.spark",
+    "http": "kmqpy.storages.http.queue",
+    "iceberg": "pyiceberg.catalog.sql, pyiceberg.io.pyarrow",
     "otel": "kmqpy.telemetry.opentelemetry",
+    "redis": "kmqpy.storages.redis.server",
+    "sasl": "puresasl.client",
+    "spark": "kmqpy.spark",
+    "sql": "kmqpy.storages.sql.postgresql, kmqpy.storages.sql.mariadb",
 }
-"""A module that needs the extra; of others kmqpy itself is imported."""
+"""Modules that need the extra."""
+_NAMED = re.compile(r"(?:\bkmqpy(?:\[[\w,]+\])?(?:==|:)|\bnewTag: )(\d[\w.]*)")
+"""A requirement, an image, and the tag of an image in a kustomization."""
 
 
 def main() -> None:
@@ -42,6 +52,7 @@ def main() -> None:
     check_version(project["version"], asked.tag)
     check_sbom(project)
     sdist, wheel = build()
+    check_sbom_of(wheel)
     run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
     if not asked.no_install:
         install(sdist)
@@ -69,16 +80,21 @@ def check_version(version: str, tag: str | None) -> None:
     releases = re.findall(
         r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
-    if tag is None:
-        say(f"no --tag: the changelog begins with {releases[0][0]}, which is not compared")
-    elif tag != f"v{version}":
+    first, date = releases[0] if releases else ("", "")
+    if tag not in (None, f"v{version}"):
         raise SystemExit(f"tag {tag}: pyproject.toml has the version {version}")
-    elif releases[0][0] != version or not releases[0][1]:
+    if (first, bool(date)) != (version, True) and (tag or first != "Unreleased"):
         raise SystemExit(f'CHANGELOG.md: its first section must be "## [{version}] - <date>"')
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for named in re.findall(r"\bkmqpy(?:\[[\w,]+\])?==(\d[\w.]*)", page.read_text()):
-            if named != version:
-                raise SystemExit(f"{page.relative_to(ROOT)}: kmqpy=={named}, and not {version}")
+    if version in [name for name, _ in releases[1:]]:
+        raise SystemExit(
+            f"CHANGELOG.md: there are changes above those of {version}: give pyproject.toml the next version"
+        )
+    if tag is None:
+        say(f"no --tag: the changelog begins with {first}")
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml")]:
+        for named in _NAMED.findall(page.read_text()):
+            if named.rstrip(".") != version:
+                raise SystemExit(f"{page.relative_to(ROOT)}: kmqpy {named}, and not {version}")
 
 
 def check_sbom(project: dict[str, object]) -> None:
@@ -124,6 +140,14 @@ def build() -> tuple[Path, Path]:
     return sdist, wheel
 
 
+def check_sbom_of(wheel: Path) -> None:
+    """Exit unless the wheel has the SBOM where PEP 770 wants it."""
+    with ZipFile(wheel) as files:
+        place = f"{wheel.name.rsplit('-', 3)[0]}.dist-info/sboms/{SBOM.name}"
+        if place not in files.namelist() or files.read(place) != SBOM.read_bytes():
+            raise SystemExit(f"{wheel.name}: {place} is not {SBOM.name}")
+
+
 def install(built: Path, extra: str = "") -> None:
     """Install it into a new environment, and import it there."""
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +155,7 @@ def install(built: Path, extra: str = "") -> None:
         python = Path(folder) / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", f"{built}[{extra}]" if extra else built)
         run(python, "-m", "pip", "check")
-        run(python, "-I", "-c", f"import kmqpy, tracker, {IMPORTED.get(extra, 'kmqpy.queue')}")
+        run(python, "-I", "-c", f"import kmqpy, tracker, {IMPORTED[extra] if extra else 'kmqpy.queue'}")
     say(f"installed: {built.name}{f' with {extra}' if extra else ''}")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kmqpy import storage_for
-from kmqpy.errors import DecodeError, MessageError
+from kmqpy.errors import DecodeError, MessageError, Unavailable
 from kmqpy.queue.codecs import FunctionCodec
 
 SECRET = "4711"
@@ -46,3 +46,34 @@ def test_a_body_that_is_refused_is_kept_with_the_error_and_not_shown(queue):
     with pytest.raises(DecodeError, match=r"^body: the codec can't decode it: ValueError$") as error:
         typed.decode(message)
     assert error.value.data == SECRET.encode()
+
+
+class RegistryError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError(SECRET), RegistryError(SECRET), ConnectionRefusedError(111, SECRET)]
+)
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_what_a_codec_can_not_reach_says_nothing_of_the_body(error, is_cause):
+    def ask(_):
+        if not is_cause:
+            raise error
+        try:
+            raise error
+        except type(error):
+            raise KeyError("as httpx hides what its sockets raise")  # noqa: B904
+
+    codec = FunctionCodec(ask, ask, unavailable=(RegistryError,))
+    with storage_for("memory:") as storage:
+        storage.create("away")
+        queue = storage.open("away", codec=codec)
+        with pytest.raises(Unavailable) as sent:
+            queue.send("x")
+        storage.open("away").send("x")
+        (message,) = queue.receive()
+        with pytest.raises(Unavailable) as decoded:
+            queue.decode(message)
+        storage.delete("away")
+    assert SECRET not in f"{sent.value}{decoded.value}"

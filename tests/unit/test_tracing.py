@@ -1,3 +1,4 @@
+import asyncio
 import subprocess
 import sys
 
@@ -16,10 +17,12 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import last_header
+from kmqpy.queue import queue_for
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.stored_storage import StoredStorage
 from kmqpy.telemetry.opentelemetry import SCHEMA_URL, TracingTelemetry
 from kmqpy.testing import ManualClock
+from kmqpy.worker.asyncio import AsyncQueue
 from kmqpy.worker.worker import Worker
 
 SECRET = b"the-payload"
@@ -78,6 +81,7 @@ def test_a_context_that_the_message_has_already_is_kept(spans):
         assert again == headers
     first, second = spans.one("send jobs"), spans.one("send other")
     assert second.links[0].context.span_id == first.get_span_context().span_id
+    assert second.kind is SpanKind.CLIENT  # PRODUCER is the span whose context the message has
 
 
 def test_a_send_that_fails_says_so_without_the_text(spans):
@@ -212,6 +216,7 @@ def test_a_trackers_copy_is_a_child_of_the_send(spans, dead_letter, name):
     moved = spans.one(name)
     sent = spans.one("send jobs")
     assert moved.parent.span_id == sent.context.span_id
+    assert moved.kind is SpanKind.CLIENT
     assert moved.context.trace_id == sent.context.trace_id
 
 
@@ -287,3 +292,54 @@ def test_by_default_receive_and_settle_have_no_duration(spans):
     queue.ack(queue.receive())
     assert seconds(spans.one("receive jobs")) < 1
     assert seconds(spans.one("ack jobs")) < 1
+
+
+def test_what_coroutines_do_belongs_to_their_traces(spans):
+    request = spans.provider.get_tracer("app").start_as_current_span
+
+    async def send(queue, number):
+        with request(f"request {number}"):
+            await queue.send(SECRET)
+
+    async def all_at_once(queue):
+        await asyncio.gather(*(send(queue, number) for number in range(20)))  # a thread sends them in batches
+        with request("consumer"):
+            await queue.send_many([SECRET])
+            messages = await queue.receive(21)
+            await queue.ack(*messages)
+
+    async def go():
+        async with AsyncQueue(queue_for("memory:?queue=aio&create=true", telemetry=spans.telemetry)) as queue:
+            await all_at_once(queue)
+
+    asyncio.run(go())
+    by_id = {span.context.span_id: span for span in spans.memory.get_finished_spans()}
+    parents = sorted(
+        (span.name, by_id[span.parent.span_id].name) for span in by_id.values() if span.name.endswith(" aio")
+    )
+    assert parents == sorted(
+        [("send aio", f"request {number}") for number in range(20)]
+        + [(f"{op} aio", "consumer") for op in ("send", "receive", "ack")]
+    )
+
+
+def test_a_message_that_is_refused_takes_nobody_elses_trace(spans):
+    async def send(queue, number):
+        with spans.provider.get_tracer("app").start_as_current_span(f"request {number}"):
+            return await queue.send(SECRET, delay=1e9 if number % 3 == 0 else 0)
+
+    async def go():
+        async with AsyncQueue(
+            queue_for("memory:?queue=aio2&create=true", telemetry=spans.telemetry)
+        ) as queue:
+            return await asyncio.gather(
+                *(send(queue, number) for number in range(20)), return_exceptions=True
+            )
+
+    results = asyncio.run(go())
+    by_id = {span.context.span_id: span for span in spans.memory.get_finished_spans()}
+    sent = [span for span in by_id.values() if span.name == "send aio2"]
+    assert sorted(by_id[span.parent.span_id].name for span in sent) == sorted(
+        f"request {number}" for number, result in enumerate(results) if isinstance(result, str)
+    )
+    assert len(sent) == 13

@@ -1,7 +1,7 @@
 """Django's tasks on queues of kmqpy: `TaskBackend`, and the command `kmq_worker` of `manage.py`.
 
 Works with `django.tasks` of Django 6 and newer, and with the package `django-tasks` on older ones. In the
-queue, a task is a JSON object: its path, its arguments, its priority.
+queue, a task is a JSON object: its path, its arguments, its priority, and when it may run.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pkgutil import resolve_name
 from traceback import format_exception
 from typing import Any
+from urllib.parse import quote
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, transaction
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from kmqpy import Message, Queue, Reject, queue_for
-from kmqpy.errors import DecodeError, shown
+from kmqpy.errors import ConfigError, DecodeError, shown
+from kmqpy.queue.url import parse_url
 
 try:
     from django.tasks import base as tasks
@@ -36,6 +42,8 @@ except ModuleNotFoundError:
 __all__ = ["TaskBackend", "task_backends"]
 
 _OPTIONS = {"url", "database", "atomic"}
+_opened: dict[tuple[int, str], Queue] = {}
+"""By process, since servers fork, and url; Django makes a backend for each thread and each ASGI request."""
 
 
 class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
@@ -65,15 +73,22 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
             raise ImproperlyConfigured(f"{where}: unknown {sorted(unknown)}; use {sorted(_OPTIONS)}")
         if self.options.get("atomic") and "database" not in self.options:
             raise ImproperlyConfigured(f'{where}: "atomic" needs "database", the name of one in DATABASES')
-        self._opened: dict[tuple[int, str], Queue] = {}
+        if (database := self.options.get("database")) is not None and database not in connections.settings:
+            raise ImproperlyConfigured(f'{where}: "database" is {shown(database)}, which DATABASES has not')
+        try:
+            parse_url(self.options["url"], names_queue=False)
+        except ConfigError as error:
+            raise ImproperlyConfigured(f"{where}: {error}") from error
 
     def queue(self, name: str) -> Queue:
-        """The queue of a `queue_name`; opened at its first use in each process, since servers fork."""
-        place = os.getpid(), name
-        if place not in self._opened:
-            url = self.options["url"]
-            self._opened[place] = queue_for(f"{url}{'&' if '?' in url else '?'}queue={name}")
-        return self._opened[place]
+        """The queue of a `queue_name`; opened at its first use in each process."""
+        url = self.options["url"]
+        place = os.getpid(), f"{url}{'&' if '?' in url else '?'}queue={quote(name, safe='')}"
+        if place not in _opened:
+            made = queue_for(place[1])
+            if _opened.setdefault(place, made) is not made:  # another thread was faster
+                made.close()
+        return _opened[place]
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """See BaseTaskBackend; the id of the result is that of the message.
@@ -81,8 +96,11 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         Raises InvalidTask, and the errors of `Queue.send`.
         """
         self.validate_task(task)
+        path = task.module_path
+        if getattr(resolve_name(path), "func", None) is not task.func:
+            raise InvalidTask(f"workers would find no task at {path}: give it the name of its function")
         result = self._result(task, args, kwargs, status="READY")
-        body = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs}
+        body = {"task": path, "args": result.args, "kwargs": result.kwargs, "priority": task.priority}
         queue = self.queue(task.queue_name)
         options: dict[str, Any] = {}
         if queue.capabilities.priority:
@@ -90,12 +108,15 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         elif task.priority != tasks.DEFAULT_TASK_PRIORITY:
             raise InvalidTask(f"queue {task.queue_name} has no priorities")
         if task.run_after is not None:
-            options["delay"] = max(0.0, (task.run_after - timezone.now()).total_seconds())
+            body["run_after"] = task.run_after.isoformat()
+            # As timestamps, since without USE_TZ one may have a time zone, and the other has none.
+            options["delay"] = max(0.0, task.run_after.timestamp() - timezone.now().timestamp())
         if "database" in self.options:
             options["transaction"] = connections[self.options["database"]]
         id_ = queue.send(json.dumps(body), **options)
         _set(result, id=id_, enqueued_at=timezone.now())
-        task_enqueued.send(type(self), task_result=result)
+        # Robust, as all signals: what a receiver raises must neither repeat what is done nor hide an error.
+        task_enqueued.send_robust(type(self), task_result=result)
         return result
 
     def run(self, queue: Queue, message: Message) -> None:
@@ -105,27 +126,22 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         """
         close_old_connections()
         try:
-            if not self.options.get("atomic"):
-                self._run(message)
-                return
-            database = self.options["database"]
-            with transaction.atomic(using=database):
-                self._run(message)
-                queue.ack(message, transaction=connections[database])
+            self._run(queue, message)
         finally:
             close_old_connections()
 
-    def _run(self, message: Message) -> None:
-        task, args, kwargs = _task_of(message)
-        now = timezone.now()
+    def _run(self, queue: Queue, message: Message) -> None:
+        task, args, kwargs = self._task_of(message)
         result = self._result(task, args, kwargs, status="RUNNING")
-        worker = f"{socket.gethostname()}-{os.getpid()}"
-        _set(result, id=message.id, worker_ids=[worker] * message.attempts)
-        _set(result, started_at=now, last_attempted_at=now)
-        task_started.send(type(self), task_result=result)
+        sent = datetime.fromtimestamp(message.first_enqueued_ms / 1000, UTC)
+        _set(result, id=message.id, enqueued_at=sent if settings.USE_TZ else timezone.make_naive(sent))
+        now, worker = timezone.now(), f"{socket.gethostname()}-{os.getpid()}"
+        _set(result, started_at=now, last_attempted_at=now, worker_ids=[worker] * message.attempts)
+        task_started.send_robust(type(self), task_result=result)
         context = [tasks.TaskContext(task_result=result)] if task.takes_context else []
         try:
-            _set(result, _return_value=task.call(*context, *result.args, **result.kwargs))
+            with self._acknowledged(queue, message):
+                _set(result, _return_value=task.call(*context, *result.args, **result.kwargs))
         except BaseException as error:
             path = f"{type(error).__module__}.{type(error).__qualname__}"
             trace = "".join(format_exception(error))
@@ -136,7 +152,42 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
             _set(result, status=tasks.TaskResultStatus.SUCCESSFUL)
         finally:
             _set(result, finished_at=timezone.now())
-            task_finished.send(type(self), task_result=result)
+            task_finished.send_robust(type(self), task_result=result)
+
+    @contextmanager
+    def _acknowledged(self, queue: Queue, message: Message) -> Iterator[None]:
+        """Runs the block in a transaction with the acknowledgement, if the options say so."""
+        if not self.options.get("atomic"):
+            yield
+            return
+        database = self.options["database"]
+        with transaction.atomic(using=database):
+            yield
+            queue.ack(message, transaction=connections[database])
+
+    def _task_of(self, message: Message) -> tuple[Any, list[Any], dict[str, Any]]:
+        """The task of a message, as it was enqueued, and its arguments.
+
+        Raises Reject where no other try would help. One may where the task can't be imported: newer code has
+        sent it, and this worker still runs the older.
+        """
+        try:
+            body = message.json()
+            path, args, kwargs = body["task"], body["args"], body["kwargs"]
+            how = {"priority": body.get("priority"), "run_after": body.get("run_after")}
+            if how["run_after"] is not None:
+                how["run_after"] = datetime.fromisoformat(how["run_after"])
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
+            raise Reject(f"no task: {type(error).__name__}: {error}") from error
+        if not (isinstance(path, str) and isinstance(args, list) and isinstance(kwargs, dict)):
+            raise Reject(f"{shown(path)}: task must be text, args a list, kwargs an object")
+        task = resolve_name(path)
+        if not isinstance(task, tasks.Task):
+            raise Reject(f"{shown(path)} is no task: decorate it with @task")
+        try:
+            return task.using(backend=self.alias, queue_name=message.queue, **how), args, kwargs
+        except (InvalidTask, TypeError) as error:
+            raise Reject(f"{shown(path)}: {error}") from error
 
     def _result(self, task: Any, args: Any, kwargs: Any, *, status: str) -> Any:
         times = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
@@ -151,21 +202,6 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
             worker_ids=[],
             **times,
         )
-
-
-def _task_of(message: Message) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The task of a message and its arguments; raises Reject, since no other try would help."""
-    try:
-        body = message.json()
-        path, args, kwargs = body["task"], body["args"], body["kwargs"]
-        task = import_string(path)
-    except (DecodeError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise Reject(f"no task: {type(error).__name__}: {error}") from error
-    if not isinstance(task, tasks.Task):
-        raise Reject(f"{shown(path)} is no task: decorate it with @task")
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise Reject(f"{shown(path)}: args must be a list, kwargs an object")
-    return task, args, kwargs
 
 
 def _priority(of_task: int) -> int:

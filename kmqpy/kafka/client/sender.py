@@ -23,7 +23,7 @@ from kmqpy.kafka.places import message_id
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings
 from kmqpy.kafka.topics import HEADROOM_BYTES
 from kmqpy.queue.canonical import body_digest
-from kmqpy.telemetry.base import Telemetry
+from kmqpy.telemetry.base import Telemetry, sending
 
 _COUNT_PARTITIONS_EVERY_S = 30.0
 """How soon the sender of a queue that collapses notices that the queue has more partitions."""
@@ -127,10 +127,10 @@ class QueueSender:
             count = self._count_partitions()
             outgoing = [one._replace(partition=partition_of(one.value, count)) for one in outgoing]
         timeout_s = self._limits.timeout_ms / 1000 + 1
-        with ExitStack() as sending:  # until they are confirmed
+        with ExitStack() as stack:  # until they are confirmed
             traced = []
             for one in outgoing:  # all are checked before the first is sent
-                sent_headers = sending.enter_context(self._telemetry.sending(self._queue.name, one.headers))
+                sent_headers = stack.enter_context(sending(self._telemetry, self._queue.name, one.headers))
                 if sent_headers is one.headers:
                     traced.append(one)
                 else:

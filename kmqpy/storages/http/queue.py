@@ -27,7 +27,7 @@ from kmqpy.storages.base_queue import BaseQueue, QueueOptions
 from kmqpy.storages.engine import NewRow
 from kmqpy.storages.http.gateways import Gateways
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.telemetry.base import operation
+from kmqpy.telemetry.base import operation, sending
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class RemoteQueue(BaseQueue):
             shown = [
                 _shape(
                     row,
-                    stack.enter_context(self._telemetry.sending(self.name, row.headers))
+                    stack.enter_context(sending(self._telemetry, self.name, row.headers))
                     if self._is_traced
                     else row.headers,
                 )

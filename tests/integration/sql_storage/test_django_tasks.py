@@ -127,7 +127,13 @@ def test_tasks_run_once_and_those_that_fail_become_dead_letters(project):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({}, "url"), ({"url": "memory:", "urls": 1}, "urls"), ({"url": "memory:", "atomic": True}, "database")],
+    [
+        ({}, "url"),
+        ({"url": "memory:", "urls": 1}, "urls"),
+        ({"url": "memory:", "atomic": True}, "database"),
+        ({"url": "sqlite:///shop.db", "database": "other"}, "'other'"),
+        ({"url": "sqlite:///shop.db?queue=jobs"}, "names no queue"),
+    ],
 )
 def test_wrong_options_are_named(project, options, named):
     wrong = f"TASKS['default']['OPTIONS'] = {options}\n"
@@ -135,3 +141,154 @@ def test_wrong_options_are_named(project, options, named):
     with run(project, "-m", "django", "kmq_worker", stderr=subprocess.PIPE) as worker:
         assert named in worker.communicate()[1].splitlines()[-1]
     assert worker.returncode == 1
+
+
+def told(project: Path, program: str, **settings: Any) -> Any:
+    """What a program in the project prints, as JSON; its database has the table `done`."""
+    changed = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
+    (project / "project_settings.py").write_text(SETTINGS + changed)
+    with contextlib.closing(sqlite3.connect(project / "shop.db")) as database:
+        database.execute("CREATE TABLE done (what TEXT)")
+    with run(project, "-c", BEGINNING + program, stdout=subprocess.PIPE) as child:
+        return json.loads(child.communicate()[0])
+
+
+BEGINNING = """
+import asyncio, json, threading, django
+django.setup()
+from datetime import datetime, timedelta, timezone as zones
+from django.db import connection
+from django.utils import timezone
+from kmqpy.contrib.django import task_backends, task_enqueued, task_finished
+import shop
+backend = task_backends["default"]
+
+def done():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT what FROM done")
+        return [what for what, in cursor.fetchall()]
+
+def error_of(call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        return type(error).__name__
+"""
+
+
+def test_all_threads_and_requests_of_a_process_share_its_queue(project):
+    program = """
+opened = [backend.queue("default")]
+
+def open_again():
+    opened.append(task_backends["default"].queue("default"))
+
+thread = threading.Thread(target=open_again)
+thread.start()
+thread.join()
+
+async def request():
+    await shop.count.aenqueue([1])
+    open_again()
+
+for _ in range(2):
+    asyncio.run(request())
+print(json.dumps([len({*map(id, opened)}), backend.queue("default").size()]))
+"""
+    assert told(project, program) == [1, 2]
+
+
+def test_a_queue_may_have_any_name(project):
+    name = "50% a+b&c=d/é"
+    program = f"""
+shop.count.using(queue_name={name!r}).enqueue([1])
+message, = backend.queue({name!r}).receive()
+backend.run(backend.queue({name!r}), message)
+print(json.dumps(message.queue))
+"""
+    tasks = {"default": {"BACKEND": "kmqpy.contrib.django.TaskBackend", "QUEUES": []}}
+    options = {"OPTIONS": {"url": "memory:?create=true"}}
+    assert told(project, program, TASKS={"default": tasks["default"] | options}) == name
+
+
+def test_a_task_sees_how_it_was_enqueued(project):
+    (project / "shop.py").write_text(
+        SHOP
+        + """
+@task(takes_context=True)
+def look(context):
+    result = context.task_result
+    of = result.task
+    write([of.backend, of.queue_name, of.priority, of.run_after.isoformat(), result.enqueued_at.isoformat()])
+"""
+    )
+    program = """
+ago = timezone.now() - timedelta(hours=1)
+seen = []
+shop.write = seen.extend
+before = timezone.now()
+shop.look.using(queue_name="mails", priority=-7, run_after=ago).enqueue()
+message, = backend.queue("mails").receive()
+backend.run(backend.queue("mails"), message)
+late = datetime.fromisoformat(seen.pop()) - before
+print(json.dumps([*seen, ago.isoformat(), abs(late) < timedelta(minutes=1)]))
+"""
+    *how, run_after, ago, is_now = told(project, program)
+    assert (how, run_after, is_now) == (["default", "mails", -7], ago, True)
+
+
+def test_a_task_that_lost_its_lease_is_rolled_back_and_told_as_failed(project):
+    program = """
+told = []
+task_finished.connect(lambda task_result, **_: told.append(task_result.status), weak=False)
+shop.mail.enqueue(1, to="ann")
+queue = backend.queue("default")
+message, = queue.receive(lease=0.1)
+again = queue.receive(wait=30)
+error = error_of(backend.run, queue, message)
+print(json.dumps([error, told, done(), len(again)]))
+"""
+    assert told(project, program) == ["ReceiptError", ["FAILED"], [], 1]
+
+
+@pytest.mark.breadth
+def test_a_receiver_of_a_signal_that_fails_changes_nothing(project):
+    program = """
+def broken(**_):
+    raise OSError
+for signal in (task_enqueued, task_finished):
+    signal.connect(broken)
+shop.mail.enqueue(1, to="ann")
+shop.fail.enqueue()
+queue = backend.queue("default")
+errors = [error_of(backend.run, queue, message) for message in queue.receive(2)]
+print(json.dumps([errors, done(), queue.in_flight()]))
+"""
+    assert told(project, program) == [[None, "OSError"], ["1 to ann, attempt 1"], 1]
+
+
+def test_a_task_of_newer_code_is_tried_again_and_one_that_workers_can_not_find_is_not_enqueued(project):
+    program = """
+queue = backend.queue("default")
+queue.send(json.dumps({"task": "shop.later", "args": [], "kwargs": {}}))
+queue.send(json.dumps({"task": "later.mail", "args": [], "kwargs": {}}))
+queue.send(json.dumps({"task": 5, "args": [], "kwargs": {}}))
+errors = [error_of(backend.run, queue, message) for message in queue.receive(3)]
+renamed = shop.task(shop.no_task)
+print(json.dumps([errors, error_of(renamed.enqueue), queue.size()]))
+"""
+    errors, refused, size = told(project, program)
+    assert errors == ["AttributeError", "ModuleNotFoundError", "Reject"]
+    assert (refused[:11], size) == ("InvalidTask", 0)
+
+
+@pytest.mark.breadth
+def test_without_time_zones_run_after_may_have_one_or_none(project):
+    program = """
+hour = timedelta(hours=1)
+for run_after in (datetime.now() + hour, datetime.now(zones.utc) + hour):
+    shop.count.using(run_after=run_after).enqueue([1])
+queue = backend.queue("default")
+print(json.dumps([queue.size(), len(queue.receive(2))]))
+"""
+    assert told(project, program, USE_TZ=False, TIME_ZONE="Asia/Tokyo") == [2, 0]
