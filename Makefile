@@ -20,6 +20,7 @@ PROGRESS := awk '/Downloading .* MB/ { print; fflush() } /^Installing/ { print "
 
 .PHONY: help demo test test-all test-quick test-room test-failed test-unit test-docs lint format bench bench-table chaos test-brokers test-pythons mutants fuzz model metrics-tables diagrams docs release-check lock clean
 .DEFAULT_GOAL := help
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -94,7 +95,7 @@ lint: $(READY) ## ruff, mypy --strict, import-linter, zizmor; actionlint where G
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/zizmor --offline --quiet .github
-	@if command -v go > /dev/null; then go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12; else echo "no go: actionlint is left out"; fi
+	@if go run $(ACTIONLINT) -version > /dev/null 2>&1; then go run $(ACTIONLINT); else echo "actionlint is left out: there is no Go, or it can't fetch it"; fi
 
 format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
