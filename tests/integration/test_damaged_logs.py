@@ -23,9 +23,9 @@ COUNT = 20
 AT = 12
 FORMAT, LENGTH, OFFSET = 16, 8, 1
 """Where these stand in a batch. The checksum covers none of them."""
-HARMED: dict[str, int | None] = {"bits": None, "offset": OFFSET}
+HARMED: dict[str, int | None] = {"bits": None, "format": FORMAT}
 if "KMQ_TEST_ALL" in os.environ:
-    HARMED |= {"format": FORMAT, "length": LENGTH}
+    HARMED |= {"length": LENGTH, "offset": OFFSET}
 MARKERS = {"markers": None, "lies": OFFSET}
 
 
