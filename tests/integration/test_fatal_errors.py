@@ -255,8 +255,9 @@ def test_nobody_else_makes_what_a_fatal_error_can_end():
 
 
 @pytest.fixture(scope="module")
-def cut():
-    """The cases, each where the logs that it named are cut."""
+def cut(request):
+    """The cases that are asked for, each where the logs that it named are cut."""
+    prepared = [item.callspec.params["name"] for item in request.session.items if _takes_part(item)]
     topics = "transaction.state.log", "offsets.topic"
     settings = {f"{topic}.num.partitions": f"{INTERNAL_PARTITIONS}" for topic in topics}
     with ExitStack() as stack:
@@ -266,18 +267,25 @@ def cut():
         kafka = {"session.timeout.ms": 60_000}
         connection = KafkaConnection(bootstrap=cluster.bootstrap, kafka=kafka)
         zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
-        formats = {name: "jvm" if name == "client-jvm" else "range" for name in CASES}
+        formats = {name: "jvm" if name == "client-jvm" else "range" for name in prepared}
         queues = {
             name: stack.enter_context(LiveQueue(connection, zookeeper, name, markers=markers))
             for name, markers in formats.items()
         }
-        begun = {name: case(queues[name], cluster) for name, case in CASES.items()}
+        begun = {name: CASES[name](queue, cluster) for name, queue in queues.items()}
         logs = {place: keep for case in begun.values() for place, keep in next(case).items()}
         for place, done in cut_logs(cluster, logs).items():
             assert done.end < done.former_end, place
         yield begun
 
 
-@pytest.mark.parametrize("name", CASES)
+def _takes_part(item: pytest.Item) -> bool:
+    return item.path == Path(__file__) and "cut" in item.fixturenames
+
+
+BREADTH = {"client-jvm": pytest.mark.breadth}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=BREADTH.get(name, ())) for name in CASES])
 def test_who_lives_through_a_log_that_was_cut_goes_on(cut, name):
     next(cut[name], None)

@@ -37,7 +37,13 @@ def assert_refused(child: dict[str, str], returning: tuple[str, ...]) -> None:
     assert child == {call: "returned" if call in returning else "Forked" for call in child}
 
 
-@pytest.mark.parametrize("lanes", [{}, {"retry_lane": True, "priorities": 2}], ids=["plain", "lanes"])
+@pytest.mark.parametrize(
+    "lanes",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"retry_lane": True, "priorities": 2}, id="lanes", marks=pytest.mark.breadth),
+    ],
+)
 def test_a_client(make_queue, lanes):
     queue = make_queue(**lanes)
     queue.send(*map(str, range(7)))

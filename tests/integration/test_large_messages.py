@@ -169,7 +169,7 @@ def test_r7_what_even_dead_letters_refuse_stays_in_flight_and_is_named(make_smal
     assert len(queue.dead_letters()) == end.startswith("dead")
 
 
-@pytest.mark.parametrize("topic", ["messages", "markers"])
+@pytest.mark.parametrize("topic", ["messages", pytest.param("markers", marks=pytest.mark.breadth)])
 def test_r21_a_record_that_unpacks_to_more_than_librdkafka_takes_by_itself_stops_nobody(make_queue, topic):
     """5 kB of zstd."""
     queue = make_queue()

@@ -145,6 +145,7 @@ def test_an_open_transaction_of_a_stranger_is_aborted_at_takeover(wide):
     each_came_again_once(wide, sent)
 
 
+@pytest.mark.breadth
 def test_after_a_graceful_stop_the_next_owner_goes_on_at_once(wide):
     first = wide.tracker(session_timeout_ms=int(1000 * LONG_S))
     second = wide.tracker(wait=False)

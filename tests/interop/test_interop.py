@@ -138,6 +138,7 @@ def test_markers_of_the_jvm_client_are_ours_byte_for_byte(connection, queue):
     }
 
 
+@pytest.mark.breadth
 def test_our_client_goes_on_where_the_jvm_client_stopped(connection, queue):
     """Same group; its commits say nothing of markers, so ours takes the committed offset as it is."""
     send(connection, queue, 0, COUNT)

@@ -137,6 +137,7 @@ def test_any_marker(spark):
     agree(spark, [codec.encode(marker) for marker, _ in zip(some_markers(rng), range(600), strict=False)])
 
 
+@pytest.mark.breadth
 def test_whatever_the_bytes(spark):
     rng = random.Random(7)
     good = [codec.encode(marker) for marker, _ in zip(some_markers(rng), range(400), strict=False)]
@@ -185,6 +186,7 @@ def test_a_marker_counts_in_the_partition_that_its_key_names(spark):
     assert wrong == {at: "undecodable" for at, (own, key) in enumerate(named) if own != key}
 
 
+@pytest.mark.breadth
 def test_large_ranges(spark):
     every_other = range(0, MAX_SPAN, 2)
     large = [

@@ -53,6 +53,7 @@ def test_each_row_once(spark, options):
     assert told == [("a", "0"), ("a", "1"), ("b", "0")]
 
 
+@pytest.mark.breadth
 def test_a_death_between_files_and_commit_and_commits_of_others(spark, options, monkeypatch):
     target = made(spark, sink_of(options))
     tries = []

@@ -94,6 +94,7 @@ def test_a_sink_with_rows_of_another_queue(spark, make_queue, tmp_path):
         run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
 
 
+@pytest.mark.breadth
 def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue, tmp_path):
     queue, path, folder = make_queue(1), str(tmp_path / "rows"), str(tmp_path / "checkpoint")
     take_over(place_of(path), "running")

@@ -445,6 +445,7 @@ def test_secrets_are_not_shown_in_plans(spark, make_run, capsys):
         assert "hunter2" not in shown
 
 
+@pytest.mark.breadth
 def test_a_checkpoint_of_another_topic_is_refused_by_the_source_too(spark, make_run, make_queue, queue_name):
     run = make_run()
     run.queue.send("x")

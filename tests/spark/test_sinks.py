@@ -54,6 +54,7 @@ def test_any_reader_of_files_sees_each_row_once(spark, tmp_path, form):
         assert sorted(pyarrow.dataset.dataset(str(out)).to_table()["id"].to_pylist()) == list(range(24))
 
 
+@pytest.mark.breadth
 def test_a_death_while_files_are_moved(spark, tmp_path, monkeypatch):
     out = tmp_path / "rows"
     target = made(spark, Sink(path=str(out), partition_by=("name",), file_bytes=200))
@@ -269,6 +270,7 @@ def test_bad_sinks(spark, tmp_path, sink, expected):
         use()
 
 
+@pytest.mark.breadth
 def test_a_folder_with_files_of_others(spark, tmp_path):
     spark.range(3).write.parquet(str(tmp_path / "theirs"))
     with pytest.raises(ConfigError, match="not a parquet file of a pipeline; name an empty or a new folder"):

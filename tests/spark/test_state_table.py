@@ -266,6 +266,7 @@ def test_two_updates_at_once(make_queue, kmq_of, tmp_path, monkeypatch):
     assert one.messages().count() == 1
 
 
+@pytest.mark.breadth
 def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp_path):
     queue = make_queue(1)
     kmq = kmq_of(queue)
