@@ -90,15 +90,20 @@ class Connections:
             SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts)))
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
-        """Return the result of `work(cursor)`, which runs in the application's own transaction."""
-        with self._translated(), closing(cursor_on(self.dialect, connection)) as cursor:
-            try:
-                return work(cursor)
-            except UnicodeEncodeError as error:
-                raise ConfigError(
-                    f"transaction: the connection's character set, {error.encoding}, can't hold this "
-                    "header, group or reason; connect with UTF-8"
-                ) from None
+        """Return the result of `work(cursor)`, which runs in the application's own transaction.
+
+        Without one, as Django's connections are outside `atomic`, it runs in a transaction of its own.
+        """
+        with self._translated():
+            cursor, commits_alone = cursor_on(self.dialect, connection)
+            with closing(cursor):
+                try:
+                    return self._transaction(cursor, work) if commits_alone else work(cursor)
+                except UnicodeEncodeError as error:
+                    raise ConfigError(
+                        f"transaction: the connection's character set, {error.encoding}, can't hold this "
+                        "header, group or reason; connect with UTF-8"
+                    ) from None
 
     def reader(self) -> Cursor:
         """Acts as a cursor; reads what is committed, by another connection than that of a transaction."""
