@@ -154,7 +154,7 @@ ORDER BY given.dedup_key
 ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue
 RETURNING dedup_key, message, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END, {is_there},
     CASE WHEN {is_new} THEN 1 ELSE 0 END""",
-    "still_there": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 3{as_of_now}",
+    "still_there": "SELECT id FROM {messages} WHERE {by_ids} AND {is_current}{as_of_now}",
     # By the same key: an UPDATE of rows that it joins would look through all keys.
     "keep_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {given_pairs} {or_replace}""",
@@ -257,7 +257,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "numbered_keys": """(SELECT value AS dedup_key, :first + key AS message FROM json_each(:keys))
 AS given WHERE true""",
         "is_new": "message >= :first",
-        "is_there": "(SELECT count(*) FROM {messages} AS m WHERE m.id = message AND m.state + 0 <> 3)",
+        "is_there": "(SELECT count(*) FROM {messages} AS m WHERE m.id = message AND {is_current})",
         "as_of_now": "",
         "given_pairs": """(SELECT json_extract(value, '$[0]') AS dedup_key,
     json_extract(value, '$[1]') AS message FROM json_each(:listed)) AS given WHERE true""",
@@ -272,13 +272,14 @@ _RETURNING = ("postgresql", "sqlite")
 
 
 def group_statements(
-    dialect: str, own: Mapping[str, str], *, columns: str, nothing_due: str, take: str
+    dialect: str, own: Mapping[str, str], *, columns: str, nothing_due: str, is_current: str, take: str
 ) -> dict[str, str]:
     """The statements of a dialect by name; `{…}` that all statements have are left to statements.py.
 
     own          the dialect's other statements
     columns      those of a message
     nothing_due  the condition that no delay or lease has ended, unless :late
+    is_current   the condition of a message that is no dead letter, nor about to be one
     take         what a take sets
     """
     texts = {**_SHARED, **_OWN[dialect]}
@@ -296,5 +297,5 @@ def group_statements(
         filled = filled.replace("{take}", take)
         for part, value in _PARTS[dialect].items():
             filled = filled.replace(f"{{{part}}}", value)
-        texts[name] = filled
+        texts[name] = filled.replace("{is_current}", is_current)
     return texts

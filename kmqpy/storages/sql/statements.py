@@ -587,7 +587,10 @@ def statements(dialect: DialectName, names: Names) -> dict[str, str]:
 
 def _groups(dialect: DialectName) -> dict[str, str]:
     others = {**_SHARED, **_OWN[dialect]}
-    return group_statements(dialect, others, columns=COLUMNS, nothing_due=_NOTHING_DUE, take=_TAKE)
+    current = _IS_CURRENT.replace("state", "state + 0")
+    return group_statements(
+        dialect, others, columns=COLUMNS, nothing_due=_NOTHING_DUE, is_current=current, take=_TAKE
+    )
 
 
 def schema(dialect: DialectName, names: Names) -> list[str]:
