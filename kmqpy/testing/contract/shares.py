@@ -81,6 +81,16 @@ def test_groups_with_fewer_in_flight_come_first(shared: MakeQueue, one_by_one: b
     assert_sizes(queue, waiting=36, in_flight=9)
 
 
+def test_groups_are_compared_however_much_of_them_is_in_flight(shared: MakeQueue) -> None:
+    queue = shared(fair=True)
+    _send(queue, *(f"a{number}" for number in range(200)))
+    assert len(_take(queue, 150)) == 150
+    _send(queue, *(f"b{number}" for number in range(200)))
+    assert {one.group for one in _take(queue, 140)} == {"b"}
+    assert _bodies(_take(queue, 5)) == [f"b{number}" for number in range(140, 145)]
+    assert sorted(_bodies(_take(queue, 7))) == ["a150", *(f"b{number}" for number in range(145, 151))]
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_only_noisy_groups_come_after_others_where_that_is_asked_for(
     kmq_storage: Storage, shared: MakeQueue, one_by_one: bool
