@@ -273,9 +273,9 @@ def check_isolation(dialect: Dialect, cursor: Cursor, what: str) -> None:
             raise ConfigError(f"transaction: its isolation level is {found}; {what} need read committed")
 
 
-def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[int]:
-    """The groups that have dead rows."""
-    cursor.execute(dialect.sql["held_groups"], parameters)
+def groups_in(dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters) -> list[int]:
+    """The groups of a queue that the statement `name` finds, one of those …_groups."""
+    cursor.execute(dialect.sql[name], parameters)
     return [group for (group,) in cursor.fetchall()]
 
 
