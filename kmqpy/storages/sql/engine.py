@@ -595,7 +595,9 @@ class SqlEngine:
 
         own_reads = connection is not None and self._dialect.name in ("mariadb", "mysql")
         reader = self._connections.reader() if own_reads else None
-        in_groups = queue.settings.keeps_groups and name != "extend"
+        in_groups = queue.settings.keeps_groups
+        if name == "extend":  # by an id it takes a row; others may follow where more than one can be taken
+            in_groups = queue.settings.shares and any(one.is_any for one in takes)
         if connection is not None:
             if in_groups and self._dialect.name != "sqlite":
                 self._show_waiting([one.id for one in takes])

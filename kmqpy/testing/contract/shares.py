@@ -193,6 +193,16 @@ def test_what_comes_back_is_let_wait_with_its_group(kmq_target: Target, shared: 
     assert _bodies(_take(queue, 9)) == ["a4", "a5"]
 
 
+@pytest.mark.parametrize("settings", [{"fair": True}, {"max_in_flight_per_group": 2}])
+def test_behind_what_is_taken_by_its_id_come_others_of_its_group(
+    shared: MakeQueue, settings: dict[str, Any]
+) -> None:
+    queue = shared(**settings)
+    _send(queue, "a0", "a1", "a2", "b0")
+    assert queue.extend(queue.receipt(queue.peek()[0].id), lease=60) == []
+    assert sorted(_bodies(_take(queue, 2))) == ["a1", "b0"]
+
+
 def test_shares_can_be_altered(kmq_storage: Storage, shared: MakeQueue) -> None:
     queue = shared(max_in_flight_per_group=1)
     _send(queue, *(f"a{number}" for number in range(8)))
