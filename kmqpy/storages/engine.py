@@ -305,7 +305,7 @@ class Engine(Protocol):
         ...
 
     def release_all(self, queue: QueueRow) -> int:
-        """Give back every taken row, without delay and uncounted; returns how many."""
+        """Give back every taken row, in the order of the ids, without delay, uncounted; returns how many."""
         ...
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 
 from kmqpy.core.durations import Duration, duration_ms
@@ -78,8 +79,8 @@ def rate_of(rate: str | float) -> float:
     per_s = 0.0
     if isinstance(rate, str) and (found := _RATE.fullmatch(rate)):
         per_s = float(found[1]) / _SECONDS[found[2]]
-    elif isinstance(rate, int | float) and not isinstance(rate, bool):
-        per_s = float(rate)
+    elif isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < sys.float_info.max:
+        per_s = float(rate)  # of a larger int there is no float
     if not 0 < per_s < math.inf:
         raise ConfigError(f'rate: {shown(rate)} is no rate above 0: write "100/s", "30/min", "5/h", or 0.5')
     return per_s

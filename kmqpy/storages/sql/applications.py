@@ -18,8 +18,8 @@ _ENGINES = (sqlalchemy.Engine, sqlalchemy.orm.sessionmaker)
 _RUN_SYNC = "await connection.run_sync(lambda sync: queue.send(…, transaction=sync))"
 
 
-def cursor_on(dialect: Dialect, given: Any) -> Cursor:
-    """A cursor on a connection of the application.
+def cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
+    """A cursor on a connection of the application, and whether its next statement commits by itself.
 
     The connection is one of SQLAlchemy or a session, one of Django, or one of the driver. Raises ConfigError,
     and errors of the driver.
@@ -38,7 +38,7 @@ def cursor_on(dialect: Dialect, given: Any) -> Cursor:
         ) from None
 
 
-def _cursor_on(dialect: Dialect, given: Any) -> Cursor:
+def _cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
     if type(given).__module__.startswith("sqlalchemy.ext.asyncio"):
         raise _refusal(given, f"is one of asyncio; pass what its run_sync gives: {_RUN_SYNC}")
     if isinstance(given, _ENGINES):
@@ -52,11 +52,11 @@ def _cursor_on(dialect: Dialect, given: Any) -> Cursor:
     if isinstance(given, sqlalchemy.PoolProxiedConnection):
         given = given.dbapi_connection
     if isinstance(given, sqlalchemy.AdaptedConnection):
-        return _AsyncCursor(dialect, given)
+        return _AsyncCursor(dialect, given), dialect.commits_alone(given.driver_connection)
     if type(given).__module__.startswith("django."):
         given.ensure_connection()
         given = given.connection
-    return dialect.cursor(given)
+    return dialect.cursor(given), dialect.commits_alone(given)
 
 
 def _refusal(given: Any, why: str) -> ConfigError:

@@ -90,15 +90,20 @@ class Connections:
             SYSTEM_CLOCK.sleep(min(left_s, _BACKOFF.delay(attempts)))
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
-        """Return the result of `work(cursor)`, which runs in the application's own transaction."""
-        with self._translated(), closing(cursor_on(self.dialect, connection)) as cursor:
-            try:
-                return work(cursor)
-            except UnicodeEncodeError as error:
-                raise ConfigError(
-                    f"transaction: the connection's character set, {error.encoding}, can't hold this "
-                    "header, group or reason; connect with UTF-8"
-                ) from None
+        """Return the result of `work(cursor)`, which runs in the application's own transaction.
+
+        Without one, as Django's connections are outside `atomic`, it runs in a transaction of its own.
+        """
+        with self._translated():
+            cursor, commits_alone = cursor_on(self.dialect, connection)
+            with closing(cursor):
+                try:
+                    return self._transaction(cursor, work) if commits_alone else work(cursor)
+                except UnicodeEncodeError as error:
+                    raise ConfigError(
+                        f"transaction: the connection's character set, {error.encoding}, can't hold this "
+                        "header, group or reason; connect with UTF-8"
+                    ) from None
 
     def reader(self) -> Cursor:
         """Acts as a cursor; reads what is committed, by another connection than that of a transaction."""
@@ -150,6 +155,7 @@ class Connections:
             proxy = self.pool.raw_connection()
         except Exception as error:
             raise self._as_failure(error, connected=False) or error from None
+        cursor: Cursor | None = None
         try:
             cursor = proxy.info.pop("cursor", None) or self.dialect.cursor(proxy.driver_connection)
             result = self._transaction(cursor, work) if several else work(cursor)
@@ -161,8 +167,12 @@ class Connections:
                 cursor.close()
         except BaseException as error:
             failed = self._as_failure(error, connected=True)
-            # Of errors from elsewhere, only interruptions (Ctrl-C) may leave a connection in mid-statement.
-            broken = not isinstance(error, Exception) if failed is None else failed.is_broken
+            # Of errors from elsewhere, only interruptions (Ctrl-C) may leave a connection in mid-statement, and
+            # who sees that it is closes it.
+            elsewhere = not isinstance(error, Exception) or getattr(proxy.driver_connection, "closed", False)
+            broken = elsewhere if failed is None else failed.is_broken
+            if not broken and cursor is not None and self.dialect.keeps(cursor):
+                proxy.info["cursor"] = cursor
             self._give_back_after_error(proxy, broken=broken)
             if failed is None or failed is error:
                 raise

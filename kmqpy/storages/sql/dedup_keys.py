@@ -56,7 +56,7 @@ def put_unique(
         return dialect.put(cursor, parameters, rows, [new_ids[key] for key in wanted if key is not None])
     former = [one for one in claimed if not one.is_new]
     there = (
-        _there(dialect, cursor, former)
+        _there(dialect, cursor, parameters, former)
         if until_acknowledged
         else {one.key for one in former if one.in_window}
     )
@@ -85,12 +85,12 @@ def _keeping(parameters: Parameters) -> dict[str, Any]:
     return {**parameters, "window_ms": max(parameters["window_ms"], least_ms)}
 
 
-def _there(dialect: Dialect, cursor: Cursor, keys: Sequence[DedupKey]) -> set[str]:
+def _there(dialect: Dialect, cursor: Cursor, parameters: Parameters, keys: Sequence[DedupKey]) -> set[str]:
     """The keys whose messages are there, by now that the keys are locked."""
     there = {one.key for one in keys if one.is_there}
     unsure = {one.message: one.key for one in keys if one.is_there is None}
     if unsure:
-        cursor.execute(dialect.sql["still_there"], {"ids": dialect.ids([*unsure])})
+        cursor.execute(dialect.sql["still_there"], {**parameters, "ids": dialect.ids([*unsure])})
         there |= {unsure[row_id] for (row_id,) in cursor.fetchall()}
     return there
 

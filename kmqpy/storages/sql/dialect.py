@@ -113,6 +113,10 @@ class Dialect(Protocol):
         """The same on a connection of an asynchronous driver, whose cursor has the methods as coroutines."""
         ...
 
+    def commits_alone(self, connection: Any) -> bool:
+        """Return True if the next statement on a connection of a driver commits by itself."""
+        ...
+
     def fileno(self, connection: Any) -> int | None:
         """The socket of a connection; None: the database has no server."""
         ...

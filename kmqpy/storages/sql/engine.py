@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.retries import Retries
-from kmqpy.errors import KmqError, QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import ArrivalCounts, ArrivalListener, Notifier, Watcher
@@ -32,8 +32,8 @@ from kmqpy.storages.sql.groups import (
     check_isolation,
     finish_at_once,
     go_on,
+    groups_in,
     groups_of,
-    held_groups,
     look_grouped,
     pass_time_grouped,
     stranded_groups,
@@ -42,14 +42,14 @@ from kmqpy.storages.sql.groups import (
     waiting_groups,
 )
 from kmqpy.storages.sql.schema import Schema
-from kmqpy.storages.sql.shares import take_shared
+from kmqpy.storages.sql.shares import lock_free, take_shared
 from kmqpy.storages.sql.statements import NO_LIMIT, RETRY_DIGITS, Names
 
 T = TypeVar("T")
 _BY_POLICY = -1
 """As :delay_ms, it means the delay of the queue's retries."""
 _LOOKS_EACH_S = 5.0
-"""An engine looks for stranded groups of a queue once in so many seconds."""
+"""An engine looks once in so many seconds for altered settings of a queue, and for stranded groups."""
 _READ_AT_ONCE = 500
 """read_all() reads so many messages by one statement, so that none takes as long as a minute."""
 
@@ -70,6 +70,7 @@ class SqlEngine:
         self._patience = patience
         self._arrivals = ArrivalCounts()
         self._looks: dict[str, tuple[float, tuple[int, int]]] = {}
+        self._settings: dict[str, StoredQueueSettings] = {}  # as they were read last, by generation
         self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
         self._listener: ArrivalListener | None = None
@@ -138,9 +139,11 @@ class SqlEngine:
             return found
 
         found = self._run(find)
-        return (
-            None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1], name))
-        )
+        if found is None:
+            return None
+        row = QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1], name))
+        self._settings[row.generation] = row.settings
+        return row
 
     def alter_queue(self, queue: QueueRow, settings: StoredQueueSettings) -> bool:
         parameters = self._parameters(queue)
@@ -154,12 +157,14 @@ class SqlEngine:
                 return False
             cursor.execute(self._sql["alter_queue"], {**parameters, "settings": settings.to_json()})
             if settings.shares:
-                given = self._parameters(queue._replace(settings=settings))
-                cursor.execute(self._sql["busy_groups"], given)
-                go_on(self._dialect, cursor, [group for (group,) in cursor.fetchall()], given)
+                shares = {"fair": int(settings.fair), "by_noise": int(settings.by_noise)}
+                given = self._parameters(queue, **shares)
+                go_on(self._dialect, cursor, groups_in(self._dialect, cursor, "busy_groups", given), given)
             return True
 
-        return self._run(alter, several=True)
+        if altered := self._run(alter, several=True):
+            self._settings[queue.generation] = settings
+        return altered
 
     def queue_names(self) -> list[str]:
         def names(cursor: Cursor) -> list[str]:
@@ -225,8 +230,7 @@ class SqlEngine:
     def take(self, queue: QueueRow, limit: int, lease_ms: int, *, one_per_group: bool = False) -> Taken:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
-        if queue.settings.keeps_groups and "waiting" in self._sql:
-            self._look_for_stranded(queue)
+        self._look_around(queue)
         pick = partial(self._pick, queue, limit, lease_ms, one_per_group=one_per_group)
         picked = pick(late=False)
         if picked.is_due:
@@ -252,7 +256,7 @@ class SqlEngine:
         gone: Sequence[MessageRow] = (),
     ) -> int:
         if delay_ms is None:
-            delay_ms = _BY_POLICY if count and queue.settings.retry_delays else 0
+            delay_ms = _BY_POLICY if count and self._current(queue).retry_delays else 0
         given = {"delay_ms": min(delay_ms, NO_LIMIT), "counted": int(count), "reason": reason}
         return self._change(queue, "give_back", takes, gone=gone, asked=len(takes), **given)
 
@@ -276,9 +280,15 @@ class SqlEngine:
         return self._change(queue, "bury", takes, gone=gone, reason=reason)
 
     def release_all(self, queue: QueueRow) -> int:
-        released = self._after_passing_time(
-            queue, lambda cursor, given: self._dialect.change(cursor, "release_all", given)
-        )
+        def release(cursor: Cursor, parameters: dict[str, Any]) -> int:
+            groups: Sequence[int] = ()
+            if queue.settings.keeps_groups:
+                groups = groups_in(self._dialect, cursor, "busy_groups", parameters)
+            done = self._dialect.change(cursor, "release_all", parameters)
+            go_on(self._dialect, cursor, groups, parameters)
+            return done
+
+        released = self._after_passing_time(queue, release)
         self._arrived(queue)
         return released
 
@@ -293,7 +303,7 @@ class SqlEngine:
             cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
             ready, delayed, taken, dead, behind = cursor.fetchone()
             is_asked = limit is None and queue.settings.holds
-            held = held_groups(self._dialect, cursor, parameters) if is_asked else ()
+            held = groups_in(self._dialect, cursor, "held_groups", parameters) if is_asked else ()
             return Counts(ready + behind, delayed, taken, dead, len(held))
 
         return self._after_passing_time(queue, count, limit=min(limit or 0, NO_LIMIT))
@@ -322,8 +332,8 @@ class SqlEngine:
             purged = sum(self._dialect.change(cursor, name, parameters) for name in names)
             if queue.settings.keeps_groups:
                 # Takers have perhaps let new rows wait, meanwhile, for what is gone now.
-                cursor.execute(self._sql["left_groups"], parameters)
-                go_on(self._dialect, cursor, [group for (group,) in cursor.fetchall()], parameters)
+                groups = groups_in(self._dialect, cursor, "left_groups", parameters)
+                go_on(self._dialect, cursor, groups, parameters)
             return purged
 
         return self._after_passing_time(queue, purge)
@@ -349,7 +359,7 @@ class SqlEngine:
             if queue.settings.holds and ids is not None:
                 groups = groups_of(self._dialect, cursor, ids)
             elif queue.settings.holds:
-                groups = held_groups(self._dialect, cursor, parameters)
+                groups = groups_in(self._dialect, cursor, "held_groups", parameters)
             redriven = self._dialect.change(cursor, name, parameters)
             go_on(self._dialect, cursor, groups, parameters)
             return redriven
@@ -362,7 +372,7 @@ class SqlEngine:
         def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
             if not queue.settings.holds:
                 return self._dialect.change(cursor, "purge_dead", parameters)
-            held = partial(held_groups, self._dialect, cursor, parameters)
+            held = partial(groups_in, self._dialect, cursor, "held_groups", parameters)
             purged, groups = change_grouped(self._dialect, cursor, "purge_dead", parameters, held)
             go_on(self._dialect, cursor, groups, parameters)
             return purged
@@ -409,8 +419,12 @@ class SqlEngine:
 
     # --- what these methods share -----------------------------------------------------------------
 
+    def _current(self, queue: QueueRow) -> StoredQueueSettings:
+        """The settings of the queue as they were read last, since they may have been altered."""
+        return self._settings.get(queue.generation, queue.settings)
+
     def _parameters(self, queue: QueueRow, **more: Any) -> dict[str, Any]:
-        settings = queue.settings
+        settings = self._current(queue)
         most = settings.max_redeliveries
         return {
             **self._dialect.defaults(),
@@ -481,14 +495,21 @@ class SqlEngine:
         if picked.rows:
             cursor.execute(self._sql["sync"], parameters)
 
-    def _look_for_stranded(self, queue: QueueRow) -> None:
-        """Now and then, show what takers left that ended, or lost the server, before they looked."""
+    def _look_around(self, queue: QueueRow) -> None:
+        """Now and then, read the settings, which others may alter, and show what takers left.
+
+        These ended, or lost the server, before they looked.
+        """
         now_s = SYSTEM_CLOCK.monotonic()
         looked_s, after = self._looks.get(queue.generation, (-_LOOKS_EACH_S, FIRST))
         if now_s - looked_s < _LOOKS_EACH_S:
             return
-        parameters = self._parameters(queue)
-        groups, after = self._run(lambda cursor: waiting_groups(cursor, self._dialect, parameters, after))
+        with suppress(ConfigError):  # what a newer kmqpy has set
+            self.find_queue(queue.name)
+        groups: Sequence[int] = ()
+        if queue.settings.keeps_groups and "waiting" in self._sql:
+            parameters = self._parameters(queue)
+            groups, after = self._run(lambda cursor: waiting_groups(cursor, self._dialect, parameters, after))
         self._looks[queue.generation] = now_s, after
         if groups:
             self._show_stranded(queue, groups)
@@ -500,6 +521,21 @@ class SqlEngine:
         if found:
             self._run(lambda cursor: go_on(self._dialect, cursor, found, parameters), several=True)
             self._arrived(queue)
+
+    def _show_waiting(self, ids: Sequence[int]) -> None:
+        """Let these rows come if they wait for others: a transaction of the application is to end them.
+
+        Who ends the others meanwhile passes over what it has locked, and if it is rolled back, nobody else
+        would let them come. Takers see that it is not their turn.
+        """
+        lock = partial(lock_free, self._dialect, statement="lock_behind", ids=ids)
+        if self._run(lock):
+
+            def show(cursor: Cursor) -> None:
+                given = {**self._dialect.defaults(), "ids": self._dialect.ids(sorted(lock(cursor)))}
+                self._dialect.change(cursor, "show", given)
+
+            self._run(show, several=True)
 
     def _change(
         self,
@@ -534,12 +570,16 @@ class SqlEngine:
                 self._tell(cursor, queue)
             return done
 
+        is_order = queue.settings.in_groups and "finish_naming_groups" in self._sql
+        at_once = is_order and name == "finish" and connection is None
         own_reads = connection is not None and self._dialect.name in ("mariadb", "mysql")
         reader = self._connections.reader() if own_reads else None
-        in_groups = queue.settings.keeps_groups and name != "extend"
-        can_at_once = queue.settings.in_groups and "finish_telling" in self._sql
-        at_once = can_at_once and name == "finish" and connection is None
+        in_groups = queue.settings.keeps_groups
+        if name == "extend":  # by an id it takes a row; others may follow where more than one can be taken
+            in_groups = queue.settings.shares and any(one.is_any for one in takes)
         if connection is not None:
+            if in_groups and self._dialect.name != "sqlite":
+                self._show_waiting([one.id for one in takes])
             return self._connections.within(connection, change)
         several = not at_once and (bool(gone) or in_groups or self._dialect.name == "sqlite")
         done = self._run(change, several=several, repeatable=not gone)

@@ -70,7 +70,8 @@ _FOLLOWERS_OF_HEAD = (
 )
 # A take by one statement: of the first ready rows, those that wait for nothing (heads), each with what may
 # follow it (wanted; :follow rows at most). Behind a row that is delayed, or that somebody else has locked,
-# nothing of its group is taken: `stopped` has the place of the first such row behind each head.
+# nothing of its group is taken: `stopped` has the place of the first such row behind each head. How many it
+# takes it leaves to sync_taken in a setting of the session.
 _TAKE_FIRST = f"""WITH heads AS MATERIALIZED (
     SELECT id, place, group_id FROM (
         SELECT id, place, group_id FROM {{messages}}
@@ -92,10 +93,11 @@ _TAKE_FIRST = f"""WITH heads AS MATERIALIZED (
     SELECT head, min(place) AS place FROM wanted
     WHERE is_delayed = 1 OR id NOT IN (SELECT id FROM locked) GROUP BY head
 )
-UPDATE {{messages}} SET {{take}} WHERE id = ANY (ARRAY(
-    SELECT id FROM wanted LEFT JOIN stopped ON stopped.head = wanted.head
+UPDATE {{messages}} SET {{take}} WHERE id = ANY ((
+    SELECT CASE WHEN set_config('kmqpy.taken', count(*)::text, false) > '0' THEN array_agg(id) END
+    FROM wanted LEFT JOIN stopped ON stopped.head = wanted.head
     WHERE stopped.head IS NULL OR wanted.place < stopped.place
-))
+)::bigint[])
 RETURNING {{columns}}"""
 _LOOK = """SELECT id, place, minus_priority, group_id FROM {messages} WHERE queue = :queue AND state = 0
 ORDER BY minus_priority, place LIMIT :limit{lock_some}"""
@@ -154,7 +156,7 @@ ORDER BY given.dedup_key
 ON CONFLICT (queue, dedup_key) DO UPDATE SET queue = excluded.queue
 RETURNING dedup_key, message, CASE WHEN until_ms > {now} THEN 1 ELSE 0 END, {is_there},
     CASE WHEN {is_new} THEN 1 ELSE 0 END""",
-    "still_there": "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 <> 3{as_of_now}",
+    "still_there": "SELECT id FROM {messages} WHERE {by_ids} AND {is_current}{as_of_now}",
     # By the same key: an UPDATE of rows that it joins would look through all keys.
     "keep_keys": """INSERT INTO {dedup} (queue, dedup_key, message, until_ms)
 SELECT :queue, given.dedup_key, given.message, {now} + :window_ms FROM {given_pairs} {or_replace}""",
@@ -198,9 +200,9 @@ _OWN: Mapping[str, Mapping[str, str]] = {
         "lock_ready": _LOCK_READY,
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),
         "take_first": _TAKE_FIRST,
-        # As "sync", in the same message as "take_first".
-        "sync_taken": """SELECT id FROM {queues} WHERE id = :queue
-    AND EXISTS (SELECT 1 FROM {messages} WHERE queue = :queue AND state = 2) FOR KEY SHARE""",
+        # As "sync", if the take_first before it, of another transaction, has taken anything.
+        "sync_taken": """SELECT id FROM {queues} WHERE id = :queue AND current_setting('kmqpy.taken') > '0'
+FOR KEY SHARE""",
         "isolation": "SELECT current_setting('transaction_isolation')",
     },
     "mariadb": {
@@ -260,7 +262,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "numbered_keys": """(SELECT value AS dedup_key, :first + key AS message FROM json_each(:keys))
 AS given WHERE true""",
         "is_new": "message >= :first",
-        "is_there": "(SELECT count(*) FROM {messages} AS m WHERE m.id = message AND m.state + 0 <> 3)",
+        "is_there": "(SELECT count(*) FROM {messages} AS m WHERE m.id = message AND {is_current})",
         "as_of_now": "",
         "given_pairs": """(SELECT json_extract(value, '$[0]') AS dedup_key,
     json_extract(value, '$[1]') AS message FROM json_each(:listed)) AS given WHERE true""",
@@ -280,13 +282,14 @@ _RETURNING_GROUPS: Mapping[str, Sequence[str]] = {
 
 
 def group_statements(
-    dialect: str, own: Mapping[str, str], *, columns: str, nothing_due: str, take: str
+    dialect: str, own: Mapping[str, str], *, columns: str, nothing_due: str, is_current: str, take: str
 ) -> dict[str, str]:
     """The statements of a dialect by name; `{…}` that all statements have are left to statements.py.
 
     own          the dialect's other statements
     columns      those of a message
     nothing_due  the condition that no delay or lease has ended, unless :late
+    is_current   the condition of a message that is no dead letter, nor about to be one
     take         what a take sets
     """
     texts = {**_SHARED, **_OWN[dialect]}
@@ -300,12 +303,12 @@ def group_statements(
     if dialect == "postgresql":
         # Two statements that are sent at once: the second one has a new snapshot, and reads the groups from a
         # setting of the transaction.
-        texts["finish_telling"] = f"""WITH gone AS ({texts["finish_in_groups"]})
+        texts["finish_naming_groups"] = f"""WITH gone AS ({texts["finish_in_groups"]})
 SELECT count(*), set_config('kmqpy.groups', coalesce(
     array_agg(DISTINCT group_id) FILTER (WHERE group_id IS NOT NULL), '{{}}')::text, true) FROM gone"""
         groups = "CAST(current_setting('kmqpy.groups') AS bigint[])"
         shown = texts["show_first"].replace("CAST(:ids AS bigint[])", groups)
-        texts["show_told"] = (
+        texts["show_first_named"] = (
             shown.replace("{given_groups}", f"unnest({groups}) AS given(group_id)") + " RETURNING id"
         )
     shared = f"UPDATE {{messages}} SET {take}, minus_priority = 0 WHERE {{by_ids}}"
@@ -315,5 +318,5 @@ SELECT count(*), set_config('kmqpy.groups', coalesce(
         filled = filled.replace("{take}", take)
         for part, value in _PARTS[dialect].items():
             filled = filled.replace(f"{{{part}}}", value)
-        texts[name] = filled
+        texts[name] = filled.replace("{is_current}", is_current)
     return texts

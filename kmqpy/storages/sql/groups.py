@@ -220,7 +220,7 @@ def take_first(dialect: Dialect, cursor: Cursor, parameters: Parameters, *, one_
 def finish_at_once(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> int:
     """Finish rows and let their groups go on, in a transaction of its own; returns how many it finished."""
     sql = dialect.sql
-    finish = ((sql["finish_telling"], parameters), (sql["show_told"], parameters))
+    finish = ((sql["finish_naming_groups"], parameters), (sql["show_first_named"], parameters))
     ((finished, _),), _ = cursor.transact(finish)
     return int(finished)
 
@@ -289,9 +289,9 @@ def check_isolation(dialect: Dialect, cursor: Cursor, what: str) -> None:
             raise ConfigError(f"transaction: its isolation level is {found}; {what} need read committed")
 
 
-def held_groups(dialect: Dialect, cursor: Cursor, parameters: Parameters) -> list[int]:
-    """The groups that have dead rows."""
-    cursor.execute(dialect.sql["held_groups"], parameters)
+def groups_in(dialect: Dialect, cursor: Cursor, name: str, parameters: Parameters) -> list[int]:
+    """The groups of a queue that the statement `name` finds, one of those …_groups."""
+    cursor.execute(dialect.sql[name], parameters)
     return [group for (group,) in cursor.fetchall()]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pymysql
 import sqlalchemy
+from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 from pymysql.cursors import Cursor as PlainCursor
 
 # Not pymysql.err: with install_as_MySQLdb() Django replaces this attribute by a copy with other classes.
@@ -124,6 +125,10 @@ class OverPyMySql(ServerDialect):
         if not type(connection).__module__.startswith("asyncmy."):
             raise TypeError  # aiomysql can't escape bytes with a PyMySQL as new as ours
         return connection.cursor(importlib.import_module("asyncmy.cursors").Cursor)
+
+    def commits_alone(self, connection: Any) -> bool:
+        """See Dialect."""
+        return connection.get_autocommit() and not connection.server_status & SERVER_STATUS_IN_TRANS
 
     def fileno(self, connection: Any) -> int | None:
         found: int = connection._sock.fileno()

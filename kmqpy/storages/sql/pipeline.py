@@ -6,15 +6,16 @@ psycopg's own pipelines send each statement by itself, which costs more than twi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, count
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import adapt
 from psycopg.abc import Transformer
-from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, Format, PipelineStatus
 from psycopg.pq.abc import PGresult
 
 from kmqpy.core.sockets import is_readable, wait_for_either
@@ -24,17 +25,28 @@ Statement = tuple[str, Parameters]
 Rows = Sequence[tuple[Any, ...]]
 _PLACEHOLDER = re.compile(r"%\((\w+)\)b")
 _INT8, _BY_CONTEXT = 20, 0
-_LONG_S = 3600.0
-_NUMBERS = count(1)  # of statements: a connection may see several pipelines
+_LONG_S, _CANCEL_S = 3600.0, 2.0
+_NUMBERS = count(1)  # of statements: no two of a connection have one
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A statement that the server has prepared; `rows` knows how its columns are converted."""
+@dataclass(slots=True)
+class _Query:
+    """A statement in the form of libpq; `rows` knows how its columns are converted."""
 
     name: bytes
+    text: bytes
     parameters: Sequence[str]
+    types: Sequence[int]
     rows: Transformer
+    is_prepared: bool = False
+
+
+class _Sent(NamedTuple):
+    """What the server will return a result of."""
+
+    transaction: int
+    query: _Query
+    is_prepare: bool
 
 
 class Pipeline:
@@ -43,44 +55,73 @@ class Pipeline:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self._server = connection.pgconn
-        self._prepared: dict[str, _Prepared] = {}
+        self._encoding = connection.info.encoding
+        self._queries: dict[str, _Query] = {}
 
     def run(self, *transactions: Sequence[Statement]) -> list[Rows]:
         """Execute transactions one after the other; returns the rows of each statement.
 
-        Parameters are numbers and texts. Raises psycopg.Error for the first statement that fails: its
-        transaction is rolled back.
+        Parameters are numbers and texts in ASCII. Raises psycopg.Error for the first statement that fails: its
+        transaction is rolled back, and no other one. After any other exception, which may come in the middle,
+        the server's work is cancelled and the connection closed.
         """
         try:
             return self._run(transactions)
-        except psycopg.errors.InvalidSqlStatementName:
-            # After a rollback psycopg deallocates all prepared statements, so already the first one failed.
-            self._prepared.clear()
+        except _NothingDone:
             return self._run(transactions)
 
     def _run(self, transactions: Sequence[Sequence[Statement]]) -> list[Rows]:
-        self._prepare([*chain.from_iterable(transactions)])
-        queries = [[(self._prepared[text], given) for text, given in one] for one in transactions]
-        self._server.enter_pipeline_mode()
-        for transaction in queries:
-            for query, given in transaction:
-                values = [str(given[one]).encode() for one in query.parameters]
-                self._server.send_query_prepared(query.name, values, result_format=Format.BINARY)
-            self._server.pipeline_sync()
-        while self._server.flush():
-            wait_for_either(self._server.socket)
-            self._server.consume_input()
-        results = self._results(len(transactions))
-        for result in results:
-            if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-                raise psycopg.errors.error_from_result(result)
-        if self._server.status == ConnStatus.BAD:
-            raise psycopg.OperationalError(self._server.get_error_message())
-        sent = chain.from_iterable(queries)
-        return [_rows(query, result) for (query, _), result in zip(sent, results, strict=True)]
+        queries = [[(self._query(text, given), given) for text, given in one] for one in transactions]
+        sent: list[_Sent] = []
+        with self._in_pipeline_mode():
+            for number, transaction in enumerate(queries):
+                for query, given in transaction:
+                    sent += self._send(number, query, given)
+                self._server.pipeline_sync()
+            while self._server.flush():
+                wait_for_either(self._server.socket)
+                self._server.consume_input()
+            results = self._results(len(queries))
+        return self._rows(sent, results)
+
+    @contextmanager
+    def _in_pipeline_mode(self) -> Iterator[None]:
+        try:
+            self._server.enter_pipeline_mode()
+            yield
+            if self._server.status == ConnStatus.OK:
+                self._server.exit_pipeline_mode()
+        except BaseException:
+            if self._server.pipeline_status != PipelineStatus.OFF:  # who came next would get these results
+                with suppress(Exception):
+                    self._connection.cancel_safe(timeout=_CANCEL_S)
+                self._connection.close()
+            raise
+
+    def _query(self, text: str, given: Parameters) -> _Query:
+        found = self._queries.get(text)
+        if found is None:
+            names = [*dict.fromkeys(_PLACEHOLDER.findall(text))]
+            numbered = text.replace("%%", "%")
+            for number, one in enumerate(names, 1):
+                numbered = numbered.replace(f"%({one})b", f"${number}")
+            types = [_INT8 if isinstance(given[one], int) else _BY_CONTEXT for one in names]
+            name, rows = f"kmqpy_{next(_NUMBERS)}", adapt.Transformer(self._connection)
+            found = _Query(name.encode(), numbered.encode("ascii"), names, types, rows)
+            self._queries[text] = found
+        return found
+
+    def _send(self, transaction: int, query: _Query, given: Parameters) -> Iterator[_Sent]:
+        if not query.is_prepared:
+            self._server.send_prepare(query.name, query.text, query.types)
+            query.is_prepared = True
+            yield _Sent(transaction, query, is_prepare=True)
+        values = [str(given[one]).encode("ascii") for one in query.parameters]
+        self._server.send_query_prepared(query.name, values, result_format=Format.BINARY)
+        yield _Sent(transaction, query, is_prepare=False)
 
     def _results(self, syncs: int) -> list[PGresult]:
-        """All results up to so many syncs, or to the end of the connection."""
+        """The results up to so many syncs, or to the end of the connection."""
         results: list[PGresult] = []
         while syncs:
             while self._server.is_busy():
@@ -89,33 +130,44 @@ class Pipeline:
             result = self._server.get_result()
             if result is None:  # behind each statement
                 if self._server.status == ConnStatus.BAD:
-                    return results
+                    break
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 syncs -= 1
             else:
                 results.append(result)
-        self._server.exit_pipeline_mode()
         return results
 
-    def _prepare(self, statements: Sequence[Statement]) -> None:
-        prepared: dict[str, _Prepared] = {}
-        for text, given in statements:
-            if text in self._prepared:
+    def _rows(self, sent: Sequence[_Sent], results: Sequence[PGresult]) -> list[Rows]:
+        for one, result in zip(sent, results, strict=False):
+            if one.is_prepare and result.status != ExecStatus.COMMAND_OK:
+                one.query.is_prepared = False
+        for one, result in zip(sent, results, strict=False):
+            if result.status in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
                 continue
-            names = [*dict.fromkeys(_PLACEHOLDER.findall(text))]
-            numbered = text.replace("%%", "%")
-            for number, one in enumerate(names, 1):
-                numbered = numbered.replace(f"%({one})b", f"${number}")
-            types = [_INT8 if isinstance(given[one], int) else _BY_CONTEXT for one in names]
-            name = b"kmqpy_%d" % next(_NUMBERS)
-            result = self._server.prepare(name, numbered.encode(), types)
-            if result.status != ExecStatus.COMMAND_OK:
-                raise psycopg.errors.error_from_result(result)
-            prepared[text] = _Prepared(name, names, adapt.Transformer(self._connection))
-        self._prepared |= prepared  # all or none, as they are deallocated
+            error = self._error(result)
+            if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+                # psycopg deallocates all of a connection after some errors, as poolers may.
+                for query in self._queries.values():
+                    query.is_prepared = False
+                if one.transaction == 0:
+                    raise _NothingDone from error
+            raise error
+        if self._server.status == ConnStatus.BAD:
+            raise psycopg.OperationalError(self._server.get_error_message(self._encoding))
+        found = zip(sent, results, strict=True)
+        return [_rows(one.query, result) for one, result in found if not one.is_prepare]
+
+    def _error(self, result: PGresult) -> psycopg.Error:
+        if result.error_field(DiagnosticField.SQLSTATE):
+            return psycopg.errors.error_from_result(result, self._encoding)
+        return psycopg.OperationalError(result.get_error_message(self._encoding))  # the connection has ended
 
 
-def _rows(query: _Prepared, result: PGresult) -> Rows:
+class _NothingDone(Exception):
+    """Nothing of a pipeline was committed: what it needs is to be prepared anew."""
+
+
+def _rows(query: _Query, result: PGresult) -> Rows:
     query.rows.set_pgresult(result, set_loaders=query.rows.pgresult is None)
     found: Rows = query.rows.load_rows(0, result.ntuples, tuple)
     result.clear()  # it may be large

@@ -211,6 +211,11 @@ class PostgreSql(ServerDialect):
             raise TypeError
         return psycopg.AsyncCursor(connection, row_factory=tuple_row)
 
+    def commits_alone(self, connection: Any) -> bool:
+        """See Dialect."""
+        idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return bool(connection.autocommit and idle)
+
     def fileno(self, connection: Any) -> int | None:
         found: int = connection.fileno()
         return found

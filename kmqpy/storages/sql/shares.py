@@ -27,6 +27,7 @@ from kmqpy.storages.sql.dialect import (
 )
 
 _MAX_RANK = 100
+"""The largest rank that is stored; a take compares those that it looks at by their true ranks."""
 _FEWEST_LOOKED, _MOST_LOOKED, _LOOKS = 32, 1_000, 12
 """A take looks at so many ready rows, and again at more of them, so often at most, if some must wait."""
 _MOST_FILLED = 8
@@ -78,8 +79,8 @@ class _Limits:
 
     def rank(self, taken: int, more: int = 0) -> int:
         if self.by_noise:
-            return min(noise(taken, self.in_flight + more), _MAX_RANK)
-        return min(taken, _MAX_RANK) if self.is_fair else 0
+            return noise(taken, self.in_flight + more)
+        return taken if self.is_fair else 0
 
     def given(
         self, dialect: Dialect, cursor: Cursor, parameters: Parameters, groups: Mapping[int, _Group]
@@ -123,7 +124,7 @@ class _Look:
                 look.heads.append(row._replace(rank=rank))
                 if group.follower is not None:
                     look.ranks[group.follower] = rank
-                elif rank != row.rank:
+                elif min(rank, _MAX_RANK) != row.rank:
                     look.ranks[row.id] = rank
         return look
 
@@ -287,8 +288,9 @@ def _states(dialect: Dialect, cursor: Cursor, groups: Sequence[int]) -> dict[int
 def _set_ranks(dialect: Dialect, cursor: Cursor, ranks: Mapping[int, int]) -> int:
     """Make rows ready, with these ranks, but those that others have locked; returns how many."""
     free = lock_free(dialect, cursor, "lock_waiting", sorted(ranks))
-    for rank in sorted({ranks[row_id] for row_id in free}):
-        ids = [row_id for row_id in free if ranks[row_id] == rank]
+    stored = {row_id: min(ranks[row_id], _MAX_RANK) for row_id in free}
+    for rank in sorted({*stored.values()}):
+        ids = [row_id for row_id in free if stored[row_id] == rank]
         dialect.change(cursor, "rank", {"ids": dialect.ids(ids), "rank": rank})
     return len(free)
 

@@ -109,6 +109,11 @@ class Sqlite:
         made.row_factory = None
         return made
 
+    def commits_alone(self, connection: Any) -> bool:
+        """See Dialect. Python 3.12 has another attribute for it."""
+        is_alone = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+        return is_alone and not connection.in_transaction
+
     def fileno(self, connection: Any) -> int | None:
         """See Dialect."""
 

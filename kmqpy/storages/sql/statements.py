@@ -347,7 +347,7 @@ ON CONFLICT (name) DO NOTHING""",
 )
 UPDATE {{messages}} AS m SET {_GIVE_BACK.replace("{number}", "chosen.number")}
 FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])"""),
-    "release_all": _chosen(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
+    "release_all": _chosen(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY id + 0"),
     "redrive": _chosen(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
     "redrive_ids": _chosen(
         _REDRIVE,
@@ -419,7 +419,7 @@ ON DUPLICATE KEY UPDATE value = value""",
             f"WHERE id IN :ids AND {_IS_NAMED} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)",
         )
     ),
-    "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
+    "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY id + 0"),
     "redrive": _in_order(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
     "redrive_ids": _in_order(
         _REDRIVE, "WHERE queue = :queue AND state = 3 AND id IN :ids ORDER BY until_ms, id"
@@ -462,7 +462,7 @@ _MYSQL = {
     "give_back": _from_old(
         _GIVE_BACK, "find_in_set(id, :order)", f"WHERE id IN :ids AND {_IS_NAMED} AND {_STILL_TAKEN}"
     ),
-    "release_all": _from_old(_RELEASE, "place", "WHERE queue = :queue AND state = 2"),
+    "release_all": _from_old(_RELEASE, "id + 0", "WHERE queue = :queue AND state = 2"),
     "redrive": _from_old(
         _REDRIVE, "until_ms, id", "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"
     ),
@@ -541,7 +541,7 @@ _SQLITE = {
         f"UPDATE {{messages}} AS m SET {_GIVE_BACK.replace('{number}', _REF_NUMBER)} FROM {_LISTED_REFS} "
         f"WHERE id = ref_id AND {_IS_NAMED} AND {_STILL_TAKEN}"
     ),
-    "release_all": _numbered(_RELEASE, "place", "WHERE queue = :queue AND {not_ready}state = 2"),
+    "release_all": _numbered(_RELEASE, "id + 0", "WHERE queue = :queue AND {not_ready}state = 2"),
     "redrive": _numbered(
         _REDRIVE,
         "until_ms, id",
@@ -587,7 +587,10 @@ def statements(dialect: DialectName, names: Names) -> dict[str, str]:
 
 def _groups(dialect: DialectName) -> dict[str, str]:
     others = {**_SHARED, **_OWN[dialect]}
-    return group_statements(dialect, others, columns=COLUMNS, nothing_due=_NOTHING_DUE, take=_TAKE)
+    current = _IS_CURRENT.replace("state", "state + 0")
+    return group_statements(
+        dialect, others, columns=COLUMNS, nothing_due=_NOTHING_DUE, is_current=current, take=_TAKE
+    )
 
 
 def schema(dialect: DialectName, names: Names) -> list[str]:

@@ -130,6 +130,15 @@ def test_a_unique_job_is_unique_until_it_is_acknowledged(kmq_target: Target, uni
     assert queue.send("7", dedup_id="a") not in (first, second, third)
 
 
+def test_a_job_whose_last_lease_has_ended_is_unique_no_more(kmq_target: Target, unique: MakeQueue) -> None:
+    queue = unique(dedup_until="acknowledged", max_redeliveries=0)
+    first = queue.send("1", dedup_id="a")
+    queue.extend(take_one(queue, lease=60), lease=LEASE_S, confirmed=True)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert queue.send("2", dedup_id="a") != first  # before anybody else looks
+    assert_dead(queue, 1)
+
+
 def test_a_redriven_job_is_unique_again_unless_another_one_is(kmq_target: Target, unique: MakeQueue) -> None:
     queue = unique(dedup_until="acknowledged", dedup_window_ms=1)
     first, second = queue.send("1", dedup_id="a"), queue.send("2", dedup_id="b")

@@ -107,8 +107,7 @@ def test_altered_delays_count_from_the_next_failure_on(
     queue.nack(take_one(queue), confirmed=True)
     kmq_storage.alter(queue.name, retry_delays=["1h"])
     kmq_target.pass_time(PAST_LEASE_S)  # it waits no longer than was said when it failed
-    with kmq_storage.open(queue.name) as altered:
-        altered.nack(take_one(altered), confirmed=True)
-        kmq_target.pass_time(PAST_LEASE_S)
-        assert altered.receive(wait=0) == []
-        assert altered.size() == 1
+    queue.nack(take_one(queue), confirmed=True)
+    kmq_target.pass_time(PAST_LEASE_S)
+    assert queue.receive(wait=0) == []
+    assert queue.size() == 1

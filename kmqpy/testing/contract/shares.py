@@ -81,6 +81,16 @@ def test_groups_with_fewer_in_flight_come_first(shared: MakeQueue, one_by_one: b
     assert_sizes(queue, waiting=36, in_flight=9)
 
 
+def test_groups_are_compared_however_much_of_them_is_in_flight(shared: MakeQueue) -> None:
+    queue = shared(fair=True)
+    _send(queue, *(f"a{number}" for number in range(200)))
+    assert len(_take(queue, 150)) == 150
+    _send(queue, *(f"b{number}" for number in range(200)))
+    assert {one.group for one in _take(queue, 140)} == {"b"}
+    assert _bodies(_take(queue, 5)) == [f"b{number}" for number in range(140, 145)]
+    assert sorted(_bodies(_take(queue, 7))) == ["a150", *(f"b{number}" for number in range(145, 151))]
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_only_noisy_groups_come_after_others_where_that_is_asked_for(
     kmq_storage: Storage, shared: MakeQueue, one_by_one: bool
@@ -181,6 +191,16 @@ def test_what_comes_back_is_let_wait_with_its_group(kmq_target: Target, shared: 
     assert queue.purge() == 2
     _send(queue, "a4", "a5", "a6")
     assert _bodies(_take(queue, 9)) == ["a4", "a5"]
+
+
+@pytest.mark.parametrize("settings", [{"fair": True}, {"max_in_flight_per_group": 2}])
+def test_behind_what_is_taken_by_its_id_come_others_of_its_group(
+    shared: MakeQueue, settings: dict[str, Any]
+) -> None:
+    queue = shared(**settings)
+    _send(queue, "a0", "a1", "a2", "b0")
+    assert queue.extend(queue.receipt(queue.peek()[0].id), lease=60) == []
+    assert sorted(_bodies(_take(queue, 2))) == ["a1", "b0"]
 
 
 def test_shares_can_be_altered(kmq_storage: Storage, shared: MakeQueue) -> None:

@@ -13,7 +13,7 @@ from sql_support import Place
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.queue import Queue, storage_for
 
 psycopg = pytest.importorskip("psycopg")
@@ -176,6 +176,35 @@ def test_django_sends_at_once_outside_atomic_and_on_commit(
         transaction.on_commit(lambda: queue.send("afterwards"))
         assert queue.size() == 1 or place.name == "sqlite"
     assert queue.size() == 2
+
+
+@pytest.mark.parametrize("how", ["sqlalchemy", "asyncio", "django"])
+def test_without_a_transaction_all_is_done_or_nothing(
+    request: pytest.FixtureRequest, place: Place, queue: Queue, how: str
+) -> None:
+    def send(given: Any) -> None:
+        queue.send("x", dedup_id="x", transaction=given)
+        with storage_for(place.url) as storage:
+            assert storage.describe("q").ready == 1
+            storage.delete("q")
+        with pytest.raises(QueueNotFound):
+            queue.send("y", dedup_id="y", transaction=given)
+
+    async def main() -> None:
+        url = place.application.url.set(drivername=ASYNC_DRIVERS[place.name])
+        engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+        async with engine.connect() as given:
+            await given.run_sync(send)
+        await engine.dispose()
+
+    if how == "asyncio":
+        asyncio.run(main())
+    elif how == "django":
+        send(request.getfixturevalue("django_connection"))
+    else:
+        with place.application.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            send(connection)
+    assert place.execute(f"SELECT dedup_key FROM {place.names.tables['dedup']}") == []
 
 
 def test_what_is_no_connection_says_what_to_pass_instead(place: Place, queue: Queue) -> None:

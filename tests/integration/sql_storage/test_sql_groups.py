@@ -88,6 +88,28 @@ def test_a_batch_ends_before_what_a_transaction_has(place: Place, grouped: Queue
         assert taken(grouped, 9) == ["a1", "b1", "b2"]
 
 
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
+def test_what_a_transaction_ends_out_of_turn_comes_if_it_is_rolled_back(
+    place: Place, settings: dict[str, Any]
+) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    with storage_for(place.url) as storage:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        queue.send("a1", group="a")
+        (a1,) = queue.receive(1, lease=60)
+        a2 = queue.send("a2", group="a")
+        assert taken(queue) == []  # now a2 waits for a1
+        with place.application.connect() as connection:
+            queue.ack(queue.receipt(a2), transaction=connection)
+            assert taken(queue) == []
+            queue.ack(a1)
+            assert taken(queue) == []
+            connection.rollback()
+        assert taken(queue) == ["a2"]
+
+
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
 def test_a_take_finds_what_another_taker_has_just_made_ready(
     place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]

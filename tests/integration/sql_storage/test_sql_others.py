@@ -13,7 +13,7 @@ from sql_support import Place
 
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
-from kmqpy.storages.sql import postgresql
+from kmqpy.storages.sql import engine, postgresql
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,28 @@ def test_a_queue_has_the_name_of_its_row(place: Place) -> None:
         place.execute(f"UPDATE {place.prefix}queues SET name = 'renamed' WHERE name = 'q'")
         assert storage.describe("renamed").name == "renamed"
         assert storage.open("renamed").name == "renamed"
+
+
+def test_an_open_queue_follows_what_another_process_alters(
+    place: Place, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
+    queue.send_many(["x", "y"])
+    x, _ = queue.receive(2, lease=60)
+    with storage_for(place.url) as other:
+        other.alter("q", retry_delays=["1h"], max_redeliveries=0)
+    assert queue.receive(1, wait=0) == []
+    queue.nack(x, confirmed=True)
+    assert [one.id for one in queue.dead_letters.list()] == [x.id]
+    with storage_for(place.url) as other:
+        other.alter("q", max_redeliveries=1)
+        assert queue.receive(1, wait=0) == []
+        place.execute(f"UPDATE {place.prefix}queues SET settings = '{{}} of a newer version'")
+        assert queue.receive(1, wait=0) == []
+    assert queue.release_all() == 1
+    queue.nack(queue.receive(1, wait=0, lease=60), confirmed=True)
+    assert queue.receive(1, wait=0) == []
+    assert queue.size() == 1
 
 
 @pytest.mark.parametrize("damage", ["DELETE FROM {}", "INSERT INTO {} VALUES (5)"])

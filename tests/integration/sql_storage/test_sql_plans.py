@@ -32,7 +32,7 @@ def used(database_url: Callable[[str], str]) -> Iterator[tuple[Names, psycopg.Co
             connection.execute(f"VACUUM ANALYZE {names.tables['messages']}")
             for setting in SESSION:
                 connection.execute(setting)
-            connection.execute("SET kmqpy.groups = '{}'")  # what a statement before show_told sets
+            connection.execute("SET kmqpy.groups = '{}'")  # what a statement before show_first_named sets
             yield names, connection
             connection.execute(
                 f"DROP TABLE {', '.join(names.tables[one] for one in ('meta', 'queues', 'messages'))}"
