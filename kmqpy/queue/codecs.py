@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from socket import gaierror
 from typing import Any
 
-from kmqpy.errors import DecodeError, KmqError, MessageError, Unavailable
+from kmqpy.errors import DecodeError, MessageError, Unavailable
 
 _AWAY = (ConnectionError, TimeoutError, gaierror)
 """Errors of a server that a codec asks, not of the object or body."""
@@ -67,25 +68,31 @@ class FunctionCodec:
 
     def encode(self, value: Any) -> Any:
         """See Codec."""
+        outer = sys.exception()
         try:
             return self.to_body(value)
         except Exception as error:
-            self._raise_if_away(error)
+            self._raise_if_away(error, outer)
             raise
 
     def decode(self, body: bytes) -> Any:
         """See Codec."""
+        outer = sys.exception()
         try:
             return self.from_body(body)
-        except KmqError:
+        except (DecodeError, Unavailable):
             raise
         except Exception as error:  # the text of the error is left out: it may hold the body
-            self._raise_if_away(error)
+            self._raise_if_away(error, outer)
             raise DecodeError(f"body: the codec can't decode it: {type(error).__name__}", body) from error
 
-    def _raise_if_away(self, error: BaseException) -> None:
+    def _raise_if_away(self, error: BaseException, outer: BaseException | None) -> None:
+        """Raise Unavailable if something away has caused the error; the caller was handling `outer`."""
+        seen = [outer]
         cause: BaseException | None = error
-        while cause is not None:
+        while cause is not None and cause not in seen:
             if isinstance(cause, (*_AWAY, *self.unavailable)):
                 raise Unavailable(f"what the codec needs: {type(error).__name__}") from error
-            cause = cause.__cause__ or cause.__context__
+            seen.append(cause)
+            context = None if cause.__suppress_context__ else cause.__context__
+            cause = cause.__cause__ or context

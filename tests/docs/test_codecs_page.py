@@ -16,26 +16,31 @@ WHOLE = {"ce_id": "1", "ce_source": "/shop", "ce_specversion": "1.0", "ce_type":
 STRUCTURED = '{"specversion": "1.0", "id": "2", "source": "/s", "type": "t", "time": "2026-01-01T00:00:00Z"}'
 
 
-@pytest.fixture
-def read(tmp_path):
+@pytest.fixture(scope="module")
+def event_of():
     names: dict[str, Any] = {}
     (code,) = (block.code for block in blocks(PAGE) if "def event_of" in block.code)
     exec(code.partition("queue = ")[0], names)
+    return names["event_of"]
+
+
+@pytest.fixture
+def received(tmp_path):
     with storage_for(f"sqlite:///{tmp_path}/events.db") as storage:
         storage.create("events")
         queue = storage.open("events")
 
-        def read(body, headers, key=None):
+        def received(body, headers, key=None):
             queue.send(body, key=key, headers=headers)
             (message,) = queue.receive()
             message.ack()
-            return names["event_of"](message)
+            return message
 
-        yield read
+        yield received
 
 
 @pytest.mark.parametrize("to_record", [kafka.to_binary_event, kafka.to_structured_event])
-def test_an_event_arrives_as_it_was(read, to_record):
+def test_an_event_arrives_as_it_was(received, event_of, to_record):
     attributes = {
         "id": "5 é%",
         "type": "order.placed",
@@ -47,14 +52,14 @@ def test_an_event_arrives_as_it_was(read, to_record):
         "tenant": "7",
     }
     record = to_record(CloudEvent(attributes, data={"total": 9.5}))
-    event = read(record.value, record.headers, record.key)
+    event = event_of(received(record.value, record.headers, record.key))
     assert event.get_attributes() == attributes | {"specversion": "1.0"}
     assert event.get_data() == {"total": 9.5}
 
 
-def test_a_structured_event_may_have_the_headers_of_a_binary_one(read):
+def test_a_structured_event_may_have_the_headers_of_a_binary_one(received, event_of):
     headers = {**WHOLE, "content-type": "Application/CloudEvents+json; charset=UTF-8"}
-    assert read(STRUCTURED, headers).get_id() == "2"
+    assert event_of(received(STRUCTURED, headers)).get_id() == "2"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,7 @@ def test_a_structured_event_may_have_the_headers_of_a_binary_one(read):
         {**WHOLE, "content-type": "application/cloudevents-batch+json"},
     ],
 )
-def test_what_is_no_event_is_refused(read, headers):
+def test_what_is_no_event_is_refused(received, event_of, headers):
+    message = received("[]", headers)
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the SDK raises; the page catches all
-        read("[]", headers)
+        event_of(message)

@@ -52,6 +52,35 @@ class RegistryError(Exception):
     pass
 
 
+def fail_from_none(_):
+    try:
+        raise TimeoutError
+    except TimeoutError:
+        raise KeyError("the body, whatever came before") from None
+
+
+def fail_in_a_circle(_):
+    error, other = KeyError("a"), KeyError("b")
+    error.__cause__, other.__cause__ = other, error
+    raise error
+
+
+def fail_as_a_message(_):
+    raise MessageError("of a body")
+
+
+@pytest.mark.parametrize("fail", [fail_from_none, fail_in_a_circle, fail_as_a_message])
+def test_what_the_caller_was_handling_makes_no_body_unavailable(fail):
+    codec = FunctionCodec(fail, fail)
+    try:
+        raise ConnectionError("of the caller")
+    except ConnectionError:
+        with pytest.raises((KeyError, MessageError)):
+            codec.encode("x")
+        with pytest.raises(DecodeError):
+            codec.decode(b"x")
+
+
 @pytest.mark.parametrize(
     "error", [TimeoutError(SECRET), RegistryError(SECRET), ConnectionRefusedError(111, SECRET)]
 )

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pkgutil import resolve_name
 from traceback import format_exception
@@ -97,7 +97,10 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         """
         self.validate_task(task)
         path = task.module_path
-        if getattr(resolve_name(path), "func", None) is not task.func:
+        found: Any = None
+        with suppress(ImportError, AttributeError, ValueError):
+            found = resolve_name(path)
+        if getattr(found, "func", None) is not task.func:
             raise InvalidTask(f"workers would find no task at {path}: give it the name of its function")
         result = self._result(task, args, kwargs, status="READY")
         body = {"task": path, "args": result.args, "kwargs": result.kwargs, "priority": task.priority}
@@ -176,17 +179,20 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
             path, args, kwargs = body["task"], body["args"], body["kwargs"]
             how = {"priority": body.get("priority"), "run_after": body.get("run_after")}
             if how["run_after"] is not None:
-                how["run_after"] = datetime.fromisoformat(how["run_after"])
+                how["run_after"] = _local(datetime.fromisoformat(how["run_after"]))
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise Reject(f"no task: {type(error).__name__}: {error}") from error
         if not (isinstance(path, str) and isinstance(args, list) and isinstance(kwargs, dict)):
             raise Reject(f"{shown(path)}: task must be text, args a list, kwargs an object")
-        task = resolve_name(path)
+        try:
+            task = resolve_name(path)
+        except ValueError as error:
+            raise Reject(f"{shown(path)} is no path of a task") from error
         if not isinstance(task, tasks.Task):
             raise Reject(f"{shown(path)} is no task: decorate it with @task")
         try:
             return task.using(backend=self.alias, queue_name=message.queue, **how), args, kwargs
-        except (InvalidTask, TypeError) as error:
+        except (InvalidTask, TypeError, ValueError) as error:
             raise Reject(f"{shown(path)}: {error}") from error
 
     def _result(self, task: Any, args: Any, kwargs: Any, *, status: str) -> Any:
@@ -202,6 +208,13 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
             worker_ids=[],
             **times,
         )
+
+
+def _local(time: datetime) -> datetime:
+    """With a time zone if this process has USE_TZ, else without: the sender may have it otherwise."""
+    if timezone.is_aware(time) == settings.USE_TZ:
+        return time
+    return timezone.make_aware(time) if settings.USE_TZ else timezone.make_naive(time)
 
 
 def _priority(of_task: int) -> int:

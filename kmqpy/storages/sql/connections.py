@@ -167,10 +167,10 @@ class Connections:
                 cursor.close()
         except BaseException as error:
             failed = self._as_failure(error, connected=True)
-            # Of errors from elsewhere, only interruptions (Ctrl-C) may leave a connection in mid-statement, and
-            # who sees that it is closes it.
-            elsewhere = not isinstance(error, Exception) or getattr(proxy.driver_connection, "closed", False)
-            broken = elsewhere if failed is None else failed.is_broken
+            # Of errors from elsewhere, only interruptions (Ctrl-C) may leave a connection in mid-statement,
+            # unless the dialect has closed it.
+            closed = getattr(proxy.driver_connection, "closed", False)
+            broken = closed or not isinstance(error, Exception) if failed is None else failed.is_broken
             if not broken and cursor is not None and self.dialect.keeps(cursor):
                 proxy.info["cursor"] = cursor
             self._give_back_after_error(proxy, broken=broken)

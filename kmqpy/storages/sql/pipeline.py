@@ -61,9 +61,9 @@ class Pipeline:
     def run(self, *transactions: Sequence[Statement]) -> list[Rows]:
         """Execute transactions one after the other; returns the rows of each statement.
 
-        Parameters are numbers and texts in ASCII. Raises psycopg.Error for the first statement that fails: its
-        transaction is rolled back, and no other one. After any other exception, which may come in the middle,
-        the server's work is cancelled and the connection closed.
+        Parameters are numbers and texts in ASCII. Raises psycopg.Error for the first statement that fails;
+        its transaction is rolled back, and no other one. After any other exception, which may come in
+        between, the server's work is cancelled and the connection closed.
         """
         try:
             return self._run(transactions)
@@ -93,9 +93,11 @@ class Pipeline:
                 self._server.exit_pipeline_mode()
         except BaseException:
             if self._server.pipeline_status != PipelineStatus.OFF:  # who came next would get these results
-                with suppress(Exception):
-                    self._connection.cancel_safe(timeout=_CANCEL_S)
-                self._connection.close()
+                try:
+                    with suppress(Exception):
+                        self._connection.cancel_safe(timeout=_CANCEL_S)
+                finally:
+                    self._connection.close()
             raise
 
     def _query(self, text: str, given: Parameters) -> _Query:

@@ -272,14 +272,16 @@ def test_a_task_of_newer_code_is_tried_again_and_one_that_workers_can_not_find_i
 queue = backend.queue("default")
 queue.send(json.dumps({"task": "shop.later", "args": [], "kwargs": {}}))
 queue.send(json.dumps({"task": "later.mail", "args": [], "kwargs": {}}))
-queue.send(json.dumps({"task": 5, "args": [], "kwargs": {}}))
-errors = [error_of(backend.run, queue, message) for message in queue.receive(3)]
-renamed = shop.task(shop.no_task)
-print(json.dumps([errors, error_of(renamed.enqueue), queue.size()]))
+for task, priority in ((5, 0), ("", 0), ("no path!", 0), ("shop.count", float("nan"))):
+    queue.send(json.dumps({"task": task, "args": [], "kwargs": {}, "priority": priority}))
+errors = [error_of(backend.run, queue, message) for message in queue.receive(9)]
+renamed, gone = shop.task(shop.no_task), shop.task(shop.no_task)
+gone.func.__name__ = gone.func.__qualname__ = "gone"
+print(json.dumps([errors, [error_of(one.enqueue) for one in (renamed, gone)], queue.size()]))
 """
     errors, refused, size = told(project, program)
-    assert errors == ["AttributeError", "ModuleNotFoundError", "Reject"]
-    assert (refused[:11], size) == ("InvalidTask", 0)
+    assert errors == ["AttributeError", "ModuleNotFoundError", *["Reject"] * 4]
+    assert ([one[:11] for one in refused], size) == (["InvalidTask"] * 2, 0)
 
 
 @pytest.mark.breadth
