@@ -214,7 +214,8 @@ def _local(time: datetime) -> datetime:
     """With a time zone if this process has USE_TZ, else without: the sender may have it otherwise."""
     if timezone.is_aware(time) == settings.USE_TZ:
         return time
-    return timezone.make_aware(time) if settings.USE_TZ else timezone.make_naive(time)
+    found: datetime = timezone.make_aware(time) if settings.USE_TZ else timezone.make_naive(time)
+    return found
 
 
 def _priority(of_task: int) -> int:
