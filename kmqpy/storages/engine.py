@@ -74,8 +74,9 @@ Rules for every engine:
    at a time: one waits until the transaction of the other is decided. Needs the capability `dedup`.
 13. *Shares*: in a queue with `max_in_flight_per_group` a take returns no row of a group of which so many are
    taken already, rows of the same take included. In a queue that is `fair`, it returns next a row of the
-   group of which least is taken, of several such groups the one with the smallest place, and of a group the
-   row with the smallest place that is ready. With `fair_by` "noise", groups that are not noisy come first, by
+   group of which least is taken, of several such groups the one with the smallest place (on Redis about the
+   smallest, where 8 or more of each are taken), and of a group the row with the smallest place that is ready.
+   With `fair_by` "noise", groups that are not noisy come first, by
    place, then those of which least is taken; noise() of settings.py says which are noisy, and what is taken
    counts as of the last take or end of a row of the group, or of later. A row without a group is a group of
    its own. extend() takes a row that is named with ANY_TAKE whatever is taken. peek() may leave out rows

@@ -184,16 +184,20 @@ class SqlEngine:
                     self._dialect.change(cursor, name, parameters)
 
         self._run(delete, several=True, repeatable=False)
+        for known in (self._settings, self._looks):
+            known.pop(queue.generation, None)
         self._arrived(queue)
 
     # --- messages ---------------------------------------------------------------------------------
 
     def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:
+        is_unique = any(row.dedup for row in rows)
+        if is_unique and queue.settings.until_acknowledged and connection is None:
+            self._look_around(queue)  # how many redeliveries there are tells which rows keep their keys
         parameters = self._parameters(queue)
         if any(row.delay_ms > NO_LIMIT for row in rows):
             rows = [row._replace(delay_ms=min(row.delay_ms, NO_LIMIT)) for row in rows]
 
-        is_unique = any(row.dedup for row in rows)
         cleaning = is_unique and cleans()
         # Within a transaction of the application's, which may be long, others would wait for keys of theirs.
         apart = cleaning and connection is not None and self._dialect.name != "sqlite"
@@ -485,7 +489,7 @@ class SqlEngine:
             return found  # they are taken: with an error nobody would have them
         if first:  # not what is due, too: that is said of a take without rows
             found = Picked([*first, *found.rows], first[0].since_ms, waiting=found.waiting)
-        if found.waiting and "stranded" in self._sql:
+        if found.waiting and self._dialect.name in ("mariadb", "mysql"):
             with suppress(Unavailable):  # the rows are taken: with an error nobody would have them
                 self._show_stranded(queue, found.waiting)
         return found
@@ -526,16 +530,16 @@ class SqlEngine:
         """Let these rows come if they wait for others: a transaction of the application is to end them.
 
         Who ends the others meanwhile passes over what it has locked, and if it is rolled back, nobody else
-        would let them come. Takers see that it is not their turn.
+        would let them come for some seconds. Takers see that it is not their turn.
         """
-        lock = partial(lock_free, self._dialect, statement="lock_behind", ids=ids)
-        if self._run(lock):
 
-            def show(cursor: Cursor) -> None:
-                given = {**self._dialect.defaults(), "ids": self._dialect.ids(sorted(lock(cursor)))}
+        def show(cursor: Cursor) -> None:
+            found = sorted(lock_free(self._dialect, cursor, "lock_behind", ids))
+            if found:
+                given = {**self._dialect.defaults(), "ids": self._dialect.ids(found)}
                 self._dialect.change(cursor, "show", given)
 
-            self._run(show, several=True)
+        self._connections.try_now(show)
 
     def _change(
         self,
@@ -548,6 +552,8 @@ class SqlEngine:
         **more: Any,
     ) -> int:
         """Change the rows of takes by the statement `name`; returns how many it changed."""
+        if connection is None:
+            self._look_around(queue)
         parameters = self._parameters(queue, **self._dialect.refs(takes), **more)
 
         def change(cursor: Cursor) -> int:

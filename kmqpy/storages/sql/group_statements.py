@@ -12,8 +12,9 @@ forgotten, and senders need no lock: of the messages of a group that are put at 
 and the others wait behind it.
 
 InnoDB releases the locks of a commit one by one, so whoever finishes may pass over a message that waits
-already. There, a take that has made messages wait looks again after its commit (`stranded`), and each engine
-looks through those that wait, a part at a time, for groups of takers that were killed before they looked.
+already. There, a take that has made messages wait looks again after its commit (`stranded`). On any server,
+whoever finishes passes over what a transaction of an application has locked, which may be rolled back. So now
+and then each engine looks through those that wait, a part at a time, for groups in which nothing comes.
 
 In a queue with shares (rule 13) it is the same, but that a message waits behind the first ready one of its
 group, or behind as many taken ones as the group may have. In the place of the priority there is a rank,
@@ -174,13 +175,17 @@ _LOCK_READY = "SELECT id FROM {messages} WHERE {by_ids} AND state + 0 = 0{lock_s
 _JSON_TABLE = "JSON_TABLE(:listed, '$[*]' COLUMNS ({columns})) AS given"
 _KEY_COLUMN = "dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin PATH"
 # With shares nobody waits for a delayed one.
-_STRANDED = """SELECT given.group_id FROM {given_groups} WHERE NOT EXISTS (
+_STRANDED = """SELECT given.group_id FROM {given_groups} WHERE (
     SELECT 1 FROM {messages} AS f WHERE f.group_id = given.group_id
-    AND (f.state IN (0, 2) OR (f.state = 1 AND :shares = 0) OR (f.state = 3 AND :holds = 1))
-)"""
+    AND ({of_group} IN (0, 2) OR ({of_group} = 1 AND :shares = 0) OR ({of_group} = 3 AND :holds = 1)) LIMIT 1
+) IS NULL"""
 _WAITING = """SELECT group_id, minus_priority, place FROM {messages} WHERE queue = :queue AND state = 4
     AND (minus_priority > :rank OR (minus_priority = :rank AND place > :after))
 ORDER BY minus_priority, place LIMIT :limit"""
+# By another index.
+_WAITING_POSTGRESQL = """SELECT group_id, until_ms, id FROM {messages} WHERE queue = :queue AND state = 4
+    AND (until_ms, id) > (:rank, :after)
+ORDER BY until_ms, id LIMIT :limit"""
 _MYSQL = {
     "stranded": _STRANDED,
     "waiting": _WAITING,
@@ -196,6 +201,8 @@ FROM {dedup} AS d WHERE d.queue = :queue AND d.dedup_key {in_keys} FOR UPDATE"""
 }
 _OWN: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
+        "stranded": _STRANDED,
+        "waiting": _WAITING_POSTGRESQL,
         # By itself: a row that is locked must be seen, since nothing behind it may be taken.
         "lock_ready": _LOCK_READY,
         "look_shared": _LOOK.replace("state = 0", "state = 0 AND {nothing_due}"),

@@ -148,9 +148,7 @@ class Pipeline:
                 continue
             error = self._error(result)
             if isinstance(error, psycopg.errors.InvalidSqlStatementName):
-                # psycopg deallocates all of a connection after some errors, as poolers may.
-                for query in self._queries.values():
-                    query.is_prepared = False
+                self._queries.clear()  # psycopg deallocates all after some errors, as poolers may
                 if one.transaction == 0:
                     raise _NothingDone from error
             raise error

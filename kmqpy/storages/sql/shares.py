@@ -218,8 +218,10 @@ def _look(
             dialect.change(cursor, "wait_behind", {"ids": dialect.ids(behind)})
             waiting |= {row.group for row in rows if row.group is not None and row.id in behind}
         is_clear = not _set_ranks(dialect, cursor, look.ranks) and not behind
-        # Without any head, what all of them wait for is locked by others; behind them may be more.
-        if is_clear and (look.heads or len(rows) < size or size == _MOST_LOOKED):
+        # Without any head, what all of them wait for is locked by others; behind them may be more. Of the
+        # highest rank more may be behind them, too, of which less is taken.
+        is_told = bool(look.heads) and rows[0].rank < _MAX_RANK
+        if is_clear and (is_told or len(rows) < size or size == _MOST_LOOKED):
             return look, groups, limits, True, sorted(waiting)
         size = min(2 * size, _MOST_LOOKED)
     return look, groups, limits, False, sorted(waiting)

@@ -110,6 +110,59 @@ def test_what_a_transaction_ends_out_of_turn_comes_if_it_is_rolled_back(
         assert taken(queue) == ["a2"]
 
 
+@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
+def test_what_a_transaction_had_locked_when_its_turn_came_comes_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    if place.name == "sqlite":
+        pytest.skip("one transaction at a time")
+    monkeypatch.setattr(SqlEngine, "_show_waiting", lambda *_: None)  # a taker was faster
+    monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
+    with storage_for(place.url) as storage:
+        storage.create("q", **settings)
+        queue = storage.open("q")
+        queue.send("a1", group="a")
+        (a1,) = queue.receive(1, lease=60)
+        a2 = queue.send("a2", group="a")
+        assert taken(queue) == []
+        with place.application.connect() as connection:
+            queue.ack(queue.receipt(a2), transaction=connection)
+            queue.ack(a1)
+            connection.rollback()
+        assert taken(queue) == ["a2"]
+
+
+def test_of_many_groups_of_the_highest_rank_the_one_comes_of_which_least_is_taken(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_MAX_RANK", 2), ("_FEWEST_LOOKED", 4)):
+        monkeypatch.setattr(shares, name, value)
+    with storage_for(place.url) as storage:
+        storage.create("q", fair=True)
+        queue = storage.open("q")
+        many = [f"{number}" for number in range(6)]
+        queue.send_many([OutgoingMessage("x", group=name) for name in (*many * 5, "z", "z")])
+        in_flight = 0
+        while in_flight < 32:
+            in_flight += len(taken(queue, 32))
+        queue.send_many([OutgoingMessage(name, group=name) for name in (*many, "z", "z")])
+        assert [taken(queue), taken(queue)] == [["z"], ["z"]]
+
+
+def test_a_sender_knows_how_often_a_unique_job_is_tried_now(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
+    with storage_for(place.url) as storage, storage_for(place.url) as others:
+        storage.create("q", dedup_until="acknowledged", max_redeliveries=0)
+        sender = storage.open("q")
+        job = sender.send("job", dedup_id="a")
+        others.alter("q", max_redeliveries=5)
+        assert taken(others.open("q")) == ["job"]
+        place.execute(f"UPDATE {place.names.tables['messages']} SET until_ms = 1")  # its lease ends
+        assert sender.send("job", dedup_id="a") == job
+
+
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
 def test_a_take_finds_what_another_taker_has_just_made_ready(
     place: Place, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -182,7 +235,7 @@ def test_a_taker_that_can_not_look_keeps_what_it_took_and_the_next_one_looks(
 
 
 @pytest.mark.parametrize(
-    "place", ["mariadb", pytest.param("mysql", marks=pytest.mark.breadth)], indirect=True
+    "place", ["postgresql", "mariadb", pytest.param("mysql", marks=pytest.mark.breadth)], indirect=True
 )
 def test_an_engine_looks_at_all_that_wait_a_part_at_a_time(
     place: Place, monkeypatch: pytest.MonkeyPatch
