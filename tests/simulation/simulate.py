@@ -10,7 +10,7 @@ from typing import Any
 from kmqpy.kafka.markers import codec, entry_groups, packed
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.settings import QueueSettings
-from tracker.partition.owned_partition import TrackingPhase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.settings import TrackerSettings
 
 from . import clients, trackers
@@ -248,6 +248,9 @@ class Simulation:
             problems.append(f"no end after {MAX_STEPS} steps")
         problems += self._held_without_existing()
         problems += [f"stuck: {one}, which was cut away" for one in self._held_of_lost()]
+        problems += [
+            f"stuck: nobody looks whether {part.key} was cut" for part in self._led() if part.may_be_cut
+        ]
         for process in self.processes:
             process.kill()
         self.counts["told to be lost"] = self.history.lost.total()
@@ -260,15 +263,12 @@ class Simulation:
     def _held_without_existing(self) -> list[str]:
         """Rule R22: trackers know of no message that does not exist."""
         return [
-            f"R22: {process.name} holds {partition}@{entry.offset}, which does not exist"
-            for process in self.processes
-            if process.alive and hasattr(process, "tracker")
-            for (queue, partition), part in process.tracker._partitions.items()
+            f"R22: {part.key} holds {entry.offset}, which does not exist"
+            for part in self._led()
             if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
-            if entry.offset >= self.broker.logs[queue, partition].end
-            if not self.world.cut_logs
-            or self.history.names.of((part_of(queue, partition), entry.offset)) is None
+            if entry.offset >= self.broker.logs[part.key].end
+            if not self.world.cut_logs or self.history.names.of((part_of(*part.key), entry.offset)) is None
         ][:3]
 
     def _held_of_lost(self) -> list[str]:
@@ -276,12 +276,10 @@ class Simulation:
         if not self.broker.was_cut:
             return []
         return [
-            f"{process.name} holds {partition}@{entry.offset}"
-            for process in self.processes
-            if process.alive and hasattr(process, "tracker")
-            for (queue, partition), part in process.tracker._partitions.items()
+            f"{part.key} holds {entry.offset}"
+            for part in self._led()
             for entry in part.state
-            if (named := self.history.names.of((part_of(queue, partition), entry.offset))) is not None
+            if (named := self.history.names.of((part_of(*part.key), entry.offset))) is not None
             and named.is_cut
         ][:3]
 
@@ -626,25 +624,21 @@ class Simulation:
 
     def _look_for_lost_copies(self) -> bool:
         """Whether some tracker does, or has not begun: then ended messages may be in flight again."""
-        parts = [
-            part
-            for process in self.processes
-            if process.alive and hasattr(process, "tracker")
-            for part in process.tracker._partitions.values()
-        ]
+        parts = self._led()
         is_led = {part.number for part in parts if part.phase is TrackingPhase.ACTIVE}
         return any(part.searches or part.may_be_cut for part in parts) or (
             self.broker.was_cut and len(is_led) < self.partitions
         )
 
+    def _led(self) -> list[OwnedPartition]:
+        """The partitions of the trackers that are alive."""
+        alive = (one.tracker for one in self.processes if one.alive and hasattr(one, "tracker"))
+        return [part for tracker in alive for part in tracker._partitions.values()]
+
     def _all_know_topics(self) -> bool:
         """Whether every client and tracker knows which topics there are."""
         known = {process.topics_of for process in self.world.clients if process.alive and process.client}
-        for process in self.processes:
-            if process.alive and hasattr(process, "tracker"):
-                known |= {
-                    number_of(p.topic_ids[0]) for p in process.tracker._partitions.values() if p.reading
-                }
+        known |= {number_of(part.topic_ids[0]) for part in self._led() if part.reading}
         return known <= {self.broker.number}
 
     def _by_offset(self, part: int, is_open: dict[int, bool]) -> dict[int, bool]:

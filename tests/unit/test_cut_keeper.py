@@ -15,6 +15,7 @@ from kmqpy.kafka.markers.named_copies import NamedCopy
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.cut_keeper import CutKeeper
 from tracker.partition.owned_partition import OwnedPartition
+from tracker.reading.existence_check import ExistenceCheck
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
@@ -34,7 +35,7 @@ class World:
         self.part.topic_ids = ("a", "b")
         self.now = 0.0
         self.jobs = []
-        context = MagicMock(
+        self.context = MagicMock(
             connection=None,
             clock=SimpleNamespace(monotonic=lambda: self.now),
             metrics=MagicMock(),
@@ -44,7 +45,7 @@ class World:
             supervisor=SimpleNamespace(surviving=lambda _part: nullcontext()),
         )
         self.ticks = MagicMock()
-        self.keeper = CutKeeper(context, self.ticks)
+        self.keeper = CutKeeper(self.context, self.ticks)
         self.part.catch_up_to(Tick(0, 0, 0.0), end, known_end=known_end)
 
     def read(self, *markers: Marker) -> None:
@@ -97,6 +98,25 @@ def test_r39_a_doubt_that_is_over_is_no_problem_any_more(told):
     else:
         world.part.is_intact(world.part.last_taken, 4)
     assert not [text for text in world.part.problem_texts() if "perhaps" in text]
+
+
+def test_r39_a_log_is_looked_at_until_that_has_worked_though_no_marker_comes():
+    world = World(LogEnd(12, 1), known_end=LogEnd(12, 1))
+    world.read(Marker(0, 11, Op.TAKE, 300_000))
+    existence = ExistenceCheck(world.context, MagicMock(), MagicMock(), world.keeper)
+
+    def ask(then: object) -> bool:
+        """Whether Kafka is asked, and tells of an election, and the job that looks ends so."""
+        world.now += 10
+        existence.ask(world.now)
+        if is_asked := bool(world.jobs):
+            world.finish({world.part.key: LogEnd(1000, 5)})
+            world.finish(then)
+        return is_asked
+
+    assert ask(Unavailable("Kafka is away"))
+    assert ask(None), "the look failed, and nobody took or acknowledged anything"
+    assert not ask(None)
 
 
 def test_r39_what_a_told_cut_has_taken_away_proves_no_other_cut():

@@ -10,7 +10,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka import group_commits
 from kmqpy.kafka.admin.registry_entries import StoredOffset, parse_offset
 from kmqpy.kafka.client.assigned_partition import StartsFound
-from kmqpy.kafka.client.crash_recovery import _read_marker
+from kmqpy.kafka.client.crash_recovery import _last_started, _read_marker
 from kmqpy.kafka.group_commits import KnownRecord
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers import codec
@@ -233,6 +233,10 @@ def test_r39_of_messages_that_are_not_there_those_below_and_behind_known_cuts_te
     beyond = list(found.beyond[1].runs())
     assert beyond == [(9, 1), (11, 2), (NEW + 10, 1)]
     assert list(ONCE.current_runs(beyond)) == [(9, 1), (NEW + 10, 1)]
+    assert _last_started(ONCE, OffsetRuns([(4, 2)]), found.beyond[1]) == 10
+    found.beyond[1].discard(NEW + 10)
+    assert _last_started(ONCE, OffsetRuns([(4, 2)]), found.beyond[1]) == 9, "the highest was gone before"
+    assert _last_started(ONCE, OffsetRuns([(4, 2)]), OffsetRuns([(11, 2)])) == 5, "all of them were"
 
 
 def test_r39_a_tick_of_a_leader_that_was_elected_since_is_noted() -> None:

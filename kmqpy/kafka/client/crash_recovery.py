@@ -206,12 +206,8 @@ class CrashRecovery:
                     partition, commit, offset_of(copy.number), known, ends.queue, copy.claim_id
                 )
         for of_epoch, numbers in found.by_epoch.items():
-            started = commit.cuts.current_runs(numbers.runs())
-            last = max((offset_of(first) + count - 1 for first, count in started), default=-1)
-            beyond = found.beyond.get(of_epoch)
-            if beyond is not None and (of_epoch or 0) < epoch:
-                cut_away = (offset_of(first) for first, _ in commit.cuts.current_runs(beyond.runs()))
-                last = max(cut_away, default=last)
+            beyond = found.beyond.get(of_epoch) if (of_epoch or 0) < epoch else None
+            last = _last_started(commit.cuts, numbers, beyond or OffsetRuns())
             commit = self._commit_check.cut_back(partition, commit, last, of_epoch, ends.queue)
         found.markers_epoch = ends.markers.epoch
         if commit.markers_epoch is not None:  # the marker before commit.markers_offset is still there
@@ -394,6 +390,13 @@ def _read_marker(
         found.in_flight.add_runs(runs)
     else:
         found.in_flight.discard_runs(runs)
+
+
+def _last_started(cuts: LogCuts, started: OffsetRuns, beyond: OffsetRuns) -> int:
+    """The highest offset of those `beyond` the log's end, or else `started`, that no known cut took away."""
+    last = (offset_of(first) + count - 1 for first, count in cuts.current_runs(started.runs()))
+    cut_away = (offset_of(first) for first, _ in cuts.current_runs(beyond.runs()))
+    return max(cut_away, default=max(last, default=-1))
 
 
 def _between(begin: int, end: int, runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
