@@ -249,7 +249,9 @@ class Simulation:
         problems += self._held_without_existing()
         problems += [f"stuck: {one}, which was cut away" for one in self._held_of_lost()]
         problems += [
-            f"stuck: nobody looks whether {part.key} was cut" for part in self._led() if part.may_be_cut
+            f"stuck: nobody looks whether {part.key} was cut"
+            for part in self._led()
+            if part.may_be_cut and part.last_known.offset >= 0
         ]
         for process in self.processes:
             process.kill()
