@@ -120,8 +120,11 @@ def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: Queue) -> Non
     queue.send_many(["a", "b"])
     first = take_one(queue, lease=60)
     kmq_target.pass_time(PAST_LEASE_S)
+    before_s = SYSTEM_CLOCK.monotonic()
     second = take_one(queue, lease=60)
-    assert [one.receipt for one in queue.orphans(older_than=LEASE_S)] == [first.receipt]
+    found = [one.receipt for one in queue.orphans(older_than=LEASE_S)]
+    is_slow = SYSTEM_CLOCK.monotonic() - before_s > LEASE_S  # so the second one is old, too
+    assert found == [first.receipt] or (is_slow and found == [first.receipt, second.receipt])
     assert [one.receipt for one in queue.orphans()] == [first.receipt, second.receipt]
     assert queue.orphans(older_than=3600) == []
 
