@@ -576,8 +576,8 @@ class SqlEngine:
                 self._tell(cursor, queue)
             return done
 
-        is_order = queue.settings.in_groups and "finish_naming_groups" in self._sql
-        at_once = is_order and name == "finish" and connection is None
+        can_at_once = queue.settings.in_groups and "finish_naming_groups" in self._sql
+        at_once = can_at_once and name == "finish" and connection is None
         own_reads = connection is not None and self._dialect.name in ("mariadb", "mysql")
         reader = self._connections.reader() if own_reads else None
         in_groups = queue.settings.keeps_groups

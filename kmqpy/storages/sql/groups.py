@@ -111,9 +111,8 @@ class _Take:
 
     def look_at(self, rows: Sequence[_Ready], locked: Collection[int] | None) -> None:
         """Decide about rows, which come by place; `locked`: those that could be locked. None: all."""
-        if (
-            locked is not None
-        ):  # a server is asked what follows others than the first only if these are too few
+        if locked is not None:
+            # A server is asked what follows more than one first row only if the first rows are too few.
             firsts = sum(row.id in locked and row.is_first(holds=self.holds) for row in rows)
             self._most_followed = 1 if firsts >= self.room else _MOST_FOLLOWED
         for row in rows:
