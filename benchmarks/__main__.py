@@ -137,7 +137,10 @@ def main() -> None:
 @click.option("--turns", type=click.IntRange(1), help="Turns of each peer, in place of 3 (quick: 1).")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE / "results")
 def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
-    """Run the works, print the table, write results.json and results.png into a folder."""
+    """Run the works, print the table, write results.json and results.png into a folder.
+
+    Exit code 1 when a peer failed in one.
+    """
     chosen = [name.strip() for name in only.split(",") if name.strip()]
     chosen = chosen or [name for name in WORKS if not (quick and name in TOO_LONG)]
     if unknown := set(chosen) - set(WORKS):
@@ -162,6 +165,8 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
     click.echo(report.table(rows))
     report.plot(rows, out / "results.png")
     progress(f"written: results.json and results.png into {click.format_filename(out)}")
+    if failed := sorted({f"{row.work}: {row.case}: {row.peer}" for row in rows if row.problem}):
+        raise click.ClickException("failed: " + "; ".join(failed))
 
 
 @main.command()

@@ -30,14 +30,15 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """A case with short leases only, and one with a long lease before them."""
     for long_lease in sizes.restart_cases:
         with lab.queue(1, register=True, max_redeliveries=None) as queue:
-            lab.preload(queue, 1, _POOL, 100)
+            messages = _POOL + sizes.markers // 2
+            lab.preload(queue, 1, messages, 20)  # trackers skip markers of messages that don't exist
             if long_lease:
                 lab.fill(queue.markers_topic, 0, starts([0], 100 * HOUR_MS))
             lab.fill(queue.markers_topic, 0, _finished(sizes.markers))
             pool = itertools.count(IN_FLIGHT, IN_FLIGHT)
-            peers = {trackers.KMQPY: _kmqpy_turn(lab, queue, pool, sizes.restart_lease_s)}
+            peers = {trackers.KMQPY: _kmqpy_turn(lab, queue, messages, pool, sizes.restart_lease_s)}
             if not long_lease:
-                peers[JVM] = _jvm_turn(lab, queue, pool, sizes.restart_lease_s)
+                peers[JVM] = _jvm_turn(lab, queue, messages, pool, sizes.restart_lease_s)
             yield Case(
                 work="restart",
                 name=f"{sizes.markers:,} markers, {IN_FLIGHT:,} in flight"
@@ -49,13 +50,15 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 
 def _finished(count: int) -> Iterator[Record]:
-    """Start and end markers of finished messages, which need not exist: no tracker looks for them."""
+    """Start and end markers of `count` / 2 messages that are finished."""
     for first in range(_POOL, _POOL + count // 2, _BLOCK):
         yield from starts(range(first, first + _BLOCK), HOUR_MS)
         yield from ends(range(first, first + _BLOCK))
 
 
-def _kmqpy_turn(lab: Lab, queue: QueueSettings, pool: Iterator[int], lease_s: int) -> Callable[[], Figures]:
+def _kmqpy_turn(
+    lab: Lab, queue: QueueSettings, messages: int, pool: Iterator[int], lease_s: int
+) -> Callable[[], Figures]:
     def turn() -> Figures:
         with trackers.tracker_process(lab, queue) as tracker:
             _wait_until_it_has_read(tracker)
@@ -67,18 +70,20 @@ def _kmqpy_turn(lab: Lab, queue: QueueSettings, pool: Iterator[int], lease_s: in
             tracker.stop()
         _sleep_until(taken_at + lease_s + 1)
         with trackers.tracker_process(lab, queue) as tracker:
-            figures = _first_copy(lab, queue, tracker)
+            figures = _first_copy(lab, queue, messages, tracker)
             tracker.stop()
         return figures
 
     return turn
 
 
-def _jvm_turn(lab: Lab, queue: QueueSettings, pool: Iterator[int], lease_s: int) -> Callable[[], Figures]:
+def _jvm_turn(
+    lab: Lab, queue: QueueSettings, messages: int, pool: Iterator[int], lease_s: int
+) -> Callable[[], Figures]:
     def turn() -> Figures:
         _sleep_until(_take(lab, queue, next(pool), lease_s) + lease_s + 1)
         with trackers.jvm_process(lab, queue) as tracker:
-            return _first_copy(lab, queue, tracker)
+            return _first_copy(lab, queue, messages, tracker)
 
     return turn
 
@@ -88,12 +93,15 @@ def _take(lab: Lab, queue: QueueSettings, first: int, lease_s: int) -> float:
     return time.monotonic()
 
 
-def _first_copy(lab: Lab, queue: QueueSettings, tracker: Child) -> Figures:
-    """The seconds until the first copy. Waits until all copies have come: the next turn shall meet none."""
+def _first_copy(lab: Lab, queue: QueueSettings, messages: int, tracker: Child) -> Figures:
+    """The seconds until the first copy, which is behind `messages` messages.
+
+    Waits until all copies have come: the next turn shall meet none.
+    """
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         tracker.check()
-        times = [record.timestamp()[1] / 1000 for record in lab.records(queue.name, 1, _POOL)]
+        times = [record.timestamp()[1] / 1000 for record in lab.records(queue.name, 1, messages)]
         copies = [at for at in times if at >= tracker.started]
         if len(copies) >= IN_FLIGHT:
             time.sleep(_QUIET_S)
