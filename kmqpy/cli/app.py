@@ -159,10 +159,12 @@ def _with_our_option(error: click.NoSuchOption) -> click.UsageError:
     names = [name for one in options for name in one.opts if name.startswith("--")]
     ours = our_name(error.option_name, names)
     if ours is None and "--set" in names:
+        from kmqpy.kafka.settings import QueueSettings
         from kmqpy.storages.settings import StoredQueueSettings
 
-        setting = our_name(error.option_name, keys(StoredQueueSettings))
-        ours = setting and f"--set {setting}=…"
+        setting = our_name(error.option_name, keys(StoredQueueSettings).keys() - {"name"})
+        elsewhere = "" if setting in keys(QueueSettings) else " with --queue-url"
+        ours = setting and f"--set {setting}=…{elsewhere}"
     if ours is None:
         return error
     return click.UsageError(f"No such option {error.option_name!r}; did you mean {ours}?", error.ctx)
