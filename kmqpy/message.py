@@ -191,7 +191,9 @@ def as_bytes(value: object, field: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise MessageError(f"{field}: {_shown_value(value)} is neither bytes nor text")
+        raise MessageError(
+            f"{field}: {_shown_value(value)} is neither bytes nor text; encode it, say as JSON"
+        )
     try:
         return value.encode()
     except UnicodeEncodeError as error:

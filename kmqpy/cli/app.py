@@ -13,6 +13,7 @@ from kmqpy.cli.options import Group, connection_options, given_defaults
 from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.foreign_names import our_name
+from kmqpy.core.settings import keys
 from kmqpy.errors import KmqError, Unfinished
 
 _INTERRUPTED = 130
@@ -157,6 +158,13 @@ def _with_our_option(error: click.NoSuchOption) -> click.UsageError:
     options = error.ctx.command.params if error.ctx is not None else []
     names = [name for one in options for name in one.opts if name.startswith("--")]
     ours = our_name(error.option_name, names)
+    if ours is None and "--set" in names:
+        from kmqpy.kafka.settings import QueueSettings
+        from kmqpy.storages.settings import StoredQueueSettings
+
+        setting = our_name(error.option_name, keys(StoredQueueSettings).keys() - {"name"})
+        elsewhere = "" if setting in keys(QueueSettings) else " with --queue-url"
+        ours = setting and f"--set {setting}=…{elsewhere}"
     if ours is None:
         return error
     return click.UsageError(f"No such option {error.option_name!r}; did you mean {ours}?", error.ctx)

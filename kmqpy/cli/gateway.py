@@ -168,10 +168,12 @@ def gateway(
                 f"kmq key --keys {keys_file} create --role queue_standard"
             )
         if keys is None or not _may_have_keys(keys):
-            shown = _shown(_split(_given(urls)[0])[1])
+            kept, then = f"--storage {_shown(_split(_given(urls)[0])[1])}", ""
+            if keys is None:
+                kept, then = "--keys FILE", ", then kmq gateway --keys FILE"
             warn(
                 "no keys: whoever can connect may do everything; "
-                f"kmq key --storage {shown} create --role queue_standard"
+                f"kmq key {kept} create --role queue_standard{then}"
             )
         run(settings, storages, keys, trackers=trackers, on_ready=lambda url: print_text(f"gateway at {url}"))
 

@@ -129,7 +129,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"config file {str(path)!r}: {error.strerror}; KMQ_CONFIG names it") from None
+        raise ConfigError(
+            f"config file {str(path)!r}: {error.strerror}; --config or KMQ_CONFIG names it"
+        ) from None
     return parse_file(data, str(path))
 
 

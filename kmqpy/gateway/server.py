@@ -166,7 +166,8 @@ class Gateway:
                 listener.close()
             raise ConfigError(
                 f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
-                "kmq key --storage URL create --role queue_standard, with the URL of this gateway"
+                "kmq key --storage URL create --role queue_standard, with the URL of this gateway "
+                "(on Kafka --keys FILE, for both)"
             )
         self.port: int = self._sockets[0].getsockname()[1]
         self.admin_port: int = self._sockets[-1].getsockname()[1]

@@ -189,7 +189,9 @@ class BaseQueue(Closeable):
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
         if priority:
-            self._check_can("priority", self._capabilities.priority and not self._settings.keeps_groups)
+            if self._settings.keeps_groups:
+                raise NotSupported("priority: queues with groups in order, fair or capped ones have none")
+            self._check_can("priority", self._capabilities.priority)
         if group is not None:
             self._check_can("group", self._capabilities.groups)
             _checked_name(group, "group")

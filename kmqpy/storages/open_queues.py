@@ -62,4 +62,5 @@ def check_given(given: Iterable[str], wanted: StoredQueueSettings, found: Stored
     for name in given:
         here, there = getattr(wanted, name), getattr(found, name)
         if here != there:
-            raise ConfigError(f"{name}: the url says {here!r}, the queue {found.name!r} has {there!r}")
+            differ = f"the url says {here!r}, the queue {found.name!r} has {there!r}"
+            raise ConfigError(f"{name}: {differ}; leave it out, or alter the queue")

@@ -20,10 +20,11 @@ class FailureLog:
 
     def report(self, what: str, text: str, error: BaseException, count: int = 1) -> None:
         """Log `text` with the error, and count `count` failures of the kind `what`."""
-        extra: dict[str, object] = {"queue": self._queue, "error": described(error)}
+        extra: dict[str, object] = {"queue": self._queue}
         if count > 1:
             extra["count"] = count
-        _log.warning(text, exc_info=None if isinstance(error, KmqError) else error, extra=extra)
+        trace = None if isinstance(error, KmqError) else error
+        _log.warning("%s: %s", text, described(error), exc_info=trace, extra=extra)
         self.count(what, count)
 
     def count(self, what: str, count: int = 1) -> None:

@@ -562,7 +562,7 @@ class Worker:
                 return ACKNOWLEDGE
             if isinstance(outcome, GiveBack):
                 extra["delay_s"] = outcome.delay_in(self._queue)
-            _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
+            _log.warning("handler failed; the message is given back", exc_info=error, extra=extra)
         return outcome
 
     def _count_finished(self, messages: Sequence[LeasedMessage]) -> None:

@@ -251,7 +251,8 @@ def test_who_may_do_what(tmp_path) -> None:
         for endpoint in endpoints:
             for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Basic {secrets['post']}"}):
                 answer = ask(endpoint, "mine", headers)
-                assert problem(answer, "AccessDenied", 401), answer.headers["www-authenticate"]
+                assert "KMQ_API_KEY" in problem(answer, "AccessDenied", 401)["detail"]
+                assert answer.headers["www-authenticate"]
             for action, secret in secrets.items():
                 bearer = {"Authorization": f"Bearer {secret}"}
                 problem(ask(endpoint, "other", bearer), "AccessDenied", 403)

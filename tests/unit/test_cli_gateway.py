@@ -120,6 +120,12 @@ def test_storages_with_passwords_stand_in_the_environment_each_in_a_line(kmq, mo
     assert served.keys() == {"", "orders"}
 
 
+def test_where_the_storage_keeps_no_keys_a_gateway_advises_a_file(kmq, monkeypatch):
+    monkeypatch.setattr("kmqpy.gateway.run.run", lambda *args, **kwargs: None)
+    monkeypatch.setattr("kmqpy.cli.gateway._keys", lambda *args, **kwargs: None)
+    assert "; kmq key --keys FILE create --role queue_standard, then" in kmq("gateway", "memory:")[2]
+
+
 @pytest.mark.parametrize("in_file", [False, True])
 def test_what_a_gateway_without_keys_advises_makes_one(kmq, monkeypatch, tmp_path, in_file):
     monkeypatch.setattr("kmqpy.gateway.run.run", lambda *args, **kwargs: None)

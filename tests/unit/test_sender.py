@@ -79,9 +79,10 @@ def sender_with(fake, limits=DEFAULT_LIMITS, telemetry=None):
     [
         ({"key": 5}, MessageError, "key: int 5 is neither"),
         ({"headers": {"a": 1}}, MessageError, "headers: 'a': int 1 is neither"),
-        ({"bodies": [{"a": 1}]}, MessageError, "body: dict is neither"),
+        ({"bodies": [{"a": 1}]}, MessageError, "body: dict is neither bytes nor text; encode it"),
         ({"bodies": "text"}, MessageError, "bodies: str is one body, not several"),
         ({"priority": 3}, NotSupported, "priority: queue 'q' has none"),
+        ({"bodies": [OutgoingMessage("1", dedup_id="a")]}, NotSupported, "have none; let the handler know"),
         ({"bodies": ["0", OutgoingMessage("1", priority=10)]}, MessageError, "priority: 10 is no"),
         ({"bodies": ["0", OutgoingMessage("1", key=5)]}, MessageError, "key: int 5 is neither"),
         ({"partition": "1"}, ConfigError, "partition: '1' is not a whole number"),

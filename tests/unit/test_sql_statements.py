@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 import sqlalchemy
 
-from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Picked
@@ -47,6 +47,8 @@ def test_a_queue_that_is_not_to_be_created_makes_no_file(tmp_path):
     assert not file.exists()
     queue_for(f"sqlite:///{file}?queue=q&create=true").close()
     queue_for(f"sqlite:///{file}?queue=q").close()
+    with pytest.raises(Unavailable, match="check that its folder is there"):
+        queue_for(f"sqlite:///{tmp_path}/none/x.db?queue=q&create=true")
 
 
 def test_a_path_without_its_slash_is_not_cut_short(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ class TestOutcomes:
         assert sorted(queue.of("ack")) == ["r1", "r2", "r3"]
         assert queue.taken == {}
 
-    def test_an_error_gives_it_back_with_growing_delay_and_the_reason(self):
+    def test_an_error_gives_it_back_with_growing_delay_and_the_reason(self, caplog):
         queue = FakeQueue()
         for attempts in (1, 2, 3):
             queue.put("x", attempts=attempts)
@@ -50,6 +50,8 @@ class TestOutcomes:
             {"delay": delay, "count": True, "reason": "ValueError: line one line two"}
             for delay in (0.5, 1, 2)
         ]
+        told = {record.getMessage() for record in caplog.records}
+        assert told == {"handler failed; the message is given back"}  # after the last attempt, too
 
     def test_reject_makes_a_dead_letter(self):
         queue = FakeQueue("x")
@@ -109,7 +111,7 @@ class TestOutcomes:
         assert queue.of("ack") == ["r2"]
         assert failures.what == ["worker thread"]
 
-    def test_an_acknowledgement_that_fails_costs_only_itself(self):
+    def test_an_acknowledgement_that_fails_costs_only_itself(self, caplog):
         queue = FakeQueue("a", "b")
         failures = Failures()
 
@@ -122,6 +124,7 @@ class TestOutcomes:
             queue.wait_until_finished(1)
         assert queue.of("ack") == ["r2"]
         assert failures.what == ["finish"]
+        assert "redelivered: ReceiptError: " in caplog.text  # however the program formats its log
 
     def test_messages_that_end_while_an_acknowledgement_is_under_way_are_acknowledged_together(self):
         queue = FakeQueue(*["x"] * 20)

@@ -163,9 +163,10 @@ class QueueSender:
         if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {m.MAX_PRIORITY}")
         lane = self._lane_of(priority) if priority else self._queue
-        if message.group is not None or message.dedup_id is not None:
-            name = "dedup_id" if message.group is None else "group"
-            raise NotSupported(f"{name}: queues on Kafka have none; a key keeps messages in one partition")
+        if message.group is not None:
+            raise NotSupported("group: queues on Kafka have none; a key keeps messages in one partition")
+        if message.dedup_id is not None:
+            raise NotSupported("dedup_id: queues on Kafka have none; let the handler know what it has done")
         delay_ms = duration_ms(message.delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
             raise MessageError(

@@ -283,6 +283,8 @@ class _TransactionFailed(Exception):
             advice = ""
             if dialect.name == "sqlite" and dialect.is_damage(self.cause):
                 advice = "; restore it from a backup, or rescue what sqlite3's `.recover` finds"
+            elif "unable to open database file" in text:
+                advice = "; check that its folder is there, and may be written"
             return Unavailable(f"{name} refuses: {text}{advice}")
         advice = "; check the address, and that the database runs" if url.host else ""
         return Unavailable(f"{name} does not answer: {text}{advice}")

@@ -125,7 +125,8 @@ async def bearer(authenticate: Access, call: Call) -> Principal:
     scheme, _, secret = call.header("authorization").partition(" ")
     sender = await authenticate(secret.strip() if scheme.lower() == "bearer" else None)
     if sender is None:
-        text = "no valid key; send one that `kmq key create` has made as Authorization: Bearer KEY"
+        made = "one that `kmq key create` has made"
+        text = f"no valid key; send {made} as Authorization: Bearer KEY (kmqpy: as KMQ_API_KEY)"
         raise Refused(problem(AccessDenied.__name__, 401, text, {"www-authenticate": "Bearer"}))
     if why := authenticate.objection(sender, call.header):
         raise Refused(problem(AccessDenied.__name__, 403, why))
