@@ -135,14 +135,15 @@ class Connections:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise errors of the driver and of the pool as errors of kmqpy."""
+        """Raise errors in the transaction of the application, perhaps one of another database, as ours."""
         try:
             yield
         except Exception as error:
             failed = self._as_failure(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown(self.dialect, self.pool.url) from failed.cause
+            shown = failed.shown(self.dialect, self.pool.url)
+            raise type(shown)(f"transaction: {shown}") from failed.cause
 
     def close(self) -> None:
         """Close the connections."""
