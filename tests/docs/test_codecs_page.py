@@ -75,6 +75,17 @@ def test_a_structured_event_may_have_the_headers_of_a_binary_one(received, event
     assert event_of(received(json.dumps(STRUCTURED), headers)).get_id() == "2"
 
 
+def test_a_dead_letter_is_an_event_too(event_of):
+    with storage_for("memory:") as storage:
+        storage.create("events")
+        queue = storage.open("events")
+        queue.send(json.dumps(STRUCTURED), headers={"content-type": "application/cloudevents+json"})
+        queue.dead_letter(queue.receive())
+        (letter,) = queue.dead_letters.peek()
+        storage.delete("events")
+    assert event_of(letter).get_id() == "2"
+
+
 def test_what_is_not_of_the_event_may_be_any_bytes(received, event_of):
     headers = [*((name.upper(), value) for name, value in WHOLE.items()), ("schema", b"\xff"), ("none", None)]
     assert event_of(received("{}", headers, key=b"\xff")).get_id() == "1"
