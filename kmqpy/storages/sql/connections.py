@@ -94,7 +94,7 @@ class Connections:
 
         Without one, as Django's connections are outside `atomic`, it runs in a transaction of its own.
         """
-        with self._translated():
+        with self._translated(connection):
             cursor, commits_alone = cursor_on(self.dialect, connection)
             with closing(cursor):
                 try:
@@ -134,7 +134,7 @@ class Connections:
         return proxy
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, connection: Any) -> Iterator[None]:
         """Raise errors in the transaction of the application, perhaps one of another database, as ours."""
         try:
             yield
@@ -142,6 +142,8 @@ class Connections:
             failed = self._as_failure(error, connected=True)
             if failed is None:
                 raise
+            if hasattr(connection, "errors_occurred"):  # else Django would keep a connection that is broken
+                connection.errors_occurred = True
             shown = failed.shown(self.dialect, self.pool.url)
             raise type(shown)(f"transaction: {shown}") from failed.cause
 

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import pymysql
@@ -13,7 +13,7 @@ from sql_support import Place
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.queue import Queue, storage_for
 
 psycopg = pytest.importorskip("psycopg")
@@ -176,6 +176,25 @@ def test_django_sends_at_once_outside_atomic_and_on_commit(
         transaction.on_commit(lambda: queue.send("afterwards"))
         assert queue.size() == 1 or place.name == "sqlite"
     assert queue.size() == 2
+
+
+def test_a_connection_of_djangos_that_broke_outside_atomic_is_closed_with_the_request(
+    place: Place, queue: Queue, django_connection: Any
+) -> None:
+    from django.db import close_old_connections, connection
+
+    id_of, end = {
+        "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+        "sqlite": ("1", "SELECT {}"),  # has no server that ends it
+    }.get(place.name, ("CONNECTION_ID()", "KILL {}"))
+    connection.settings_dict["CONN_MAX_AGE"] = None
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {id_of}")
+        place.execute(end.format(cursor.fetchone()[0]))
+    with nullcontext() if place.name == "sqlite" else pytest.raises(Unavailable):
+        queue.send("x", transaction=connection)
+    close_old_connections()
+    queue.send("y", transaction=connection)
 
 
 @pytest.mark.parametrize("how", ["sqlalchemy", "asyncio", "django"])
