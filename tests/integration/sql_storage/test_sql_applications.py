@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import pymysql
@@ -176,6 +176,19 @@ def test_django_sends_at_once_outside_atomic_and_on_commit(
         transaction.on_commit(lambda: queue.send("afterwards"))
         assert queue.size() == 1 or place.name == "sqlite"
     assert queue.size() == 2
+
+
+def test_what_django_will_roll_back_takes_no_messages(
+    place: Place, queue: Queue, django_connection: Any
+) -> None:
+    from django.db import IntegrityError, connection, transaction
+
+    with transaction.atomic():
+        with suppress(IntegrityError), transaction.atomic(savepoint=False):
+            raise IntegrityError
+        with pytest.raises(transaction.TransactionManagementError):
+            queue.send("x", transaction=connection)
+    assert queue.size() == 0
 
 
 def test_a_connection_of_djangos_that_broke_outside_atomic_is_closed_with_the_request(
