@@ -55,7 +55,7 @@ def _cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
         return _AsyncCursor(dialect, given), dialect.commits_alone(given.driver_connection)
     if type(given).__module__.startswith("django."):
         given.validate_no_broken_transaction()
-        given.ensure_connection()
+        given.cursor().close()  # it connects, and checks the connection's health
         given = given.connection
     return dialect.cursor(given), dialect.commits_alone(given)
 

@@ -191,8 +191,9 @@ def test_what_django_will_roll_back_takes_no_messages(
     assert queue.size() == 0
 
 
-def test_a_connection_of_djangos_that_broke_outside_atomic_is_closed_with_the_request(
-    place: Place, queue: Queue, django_connection: Any
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_request_closes_a_connection_of_djangos_that_has_broken(
+    place: Place, queue: Queue, django_connection: Any, *, checks: bool
 ) -> None:
     from django.db import close_old_connections, connection
 
@@ -200,11 +201,12 @@ def test_a_connection_of_djangos_that_broke_outside_atomic_is_closed_with_the_re
         "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({})"),
         "sqlite": ("1", "SELECT {}"),  # has no server that ends it
     }.get(place.name, ("CONNECTION_ID()", "KILL {}"))
-    connection.settings_dict["CONN_MAX_AGE"] = None
+    connection.settings_dict.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=checks)
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {id_of}")
         place.execute(end.format(cursor.fetchone()[0]))
-    with nullcontext() if place.name == "sqlite" else pytest.raises(Unavailable):
+    close_old_connections()
+    with nullcontext() if checks or place.name == "sqlite" else pytest.raises(Unavailable):
         queue.send("x", transaction=connection)
     close_old_connections()
     queue.send("y", transaction=connection)
