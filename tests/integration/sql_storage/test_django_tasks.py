@@ -251,6 +251,29 @@ print(json.dumps([error, told, done(), len(again)]))
     assert told(project, program) == ["ReceiptError", ["FAILED"], [], 1]
 
 
+def test_a_task_whose_transaction_is_broken_is_not_acknowledged(project):
+    (project / "shop.py").write_text(
+        SHOP
+        + """
+from contextlib import suppress
+from django.db import IntegrityError, transaction
+
+@task
+def go_on():
+    write("what is rolled back")
+    with suppress(IntegrityError), transaction.atomic(savepoint=False):
+        raise IntegrityError
+"""
+    )
+    program = """
+shop.go_on.enqueue()
+queue = backend.queue("default")
+error = error_of(backend.run, queue, *queue.receive())
+print(json.dumps([error, done(), queue.in_flight()]))
+"""
+    assert told(project, program) == ["TransactionManagementError", [], 1]
+
+
 def test_the_telemetry_of_a_backend_hears_of_tasks(project):
     (project / "shop_tasks.py").write_text("""
 from kmqpy.contrib.django import TaskBackend
