@@ -202,11 +202,9 @@ def as_bytes(value: object, field: str) -> bytes:
 
 def check_bodies(bodies: object) -> None:
     """Raise MessageError if `bodies`, the argument of send_many(), is a single body or not iterable."""
-    if isinstance(bodies, str | bytes | Mapping | OutgoingMessage):
+    if isinstance(bodies, str | bytes | Mapping | OutgoingMessage) or not isinstance(bodies, Iterable):
         kind = type(bodies).__name__
         raise MessageError(f"bodies: {kind} is one body, not several; use send(), or a list of bodies")
-    if not isinstance(bodies, Iterable):
-        raise MessageError(f"bodies: {shown(bodies)} is no list of bodies")
 
 
 def last_header(headers: Headers, name: str) -> bytes | None:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from socket import gaierror
+from ssl import SSLError
 from typing import Any
 
 from kmqpy.errors import DecodeError, MessageError, Unavailable
 
-_AWAY = (ConnectionError, TimeoutError, gaierror)
+_AWAY = (ConnectionError, TimeoutError, gaierror, SSLError)
 """Errors of a server that a codec asks, not of the object or body."""
 
 
@@ -82,9 +83,9 @@ class FunctionCodec:
             return self.from_body(body)
         except (DecodeError, Unavailable):
             raise
-        except Exception as error:  # the text of the error is left out: it may hold the body
+        except Exception as error:  # neither its text nor, in a log, its traceback: they may hold the body
             self._raise_if_away(error, outer)
-            raise DecodeError(f"body: the codec can't decode it: {type(error).__name__}", body) from error
+            raise DecodeError(f"body: the codec can't decode it: {type(error).__name__}", body) from None
 
     def _raise_if_away(self, error: BaseException, outer: BaseException | None) -> None:
         """Raise Unavailable if something away has caused the error; the caller was handling `outer`."""
@@ -94,5 +95,4 @@ class FunctionCodec:
             if isinstance(cause, (*_AWAY, *self.unavailable)):
                 raise Unavailable(f"what the codec needs: {type(error).__name__}") from error
             seen.append(cause)
-            context = None if cause.__suppress_context__ else cause.__context__
-            cause = cause.__cause__ or context
+            cause = cause.__cause__ or cause.__context__  # even a suppressed one: httpcore hides its sockets'

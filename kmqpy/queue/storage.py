@@ -64,9 +64,9 @@ def encode_body(codec: Codec, value: Any) -> bytes:
         body = codec.encode(value)
     except KmqError:
         raise
-    except Exception as error:  # the text of the error is left out: it may hold the value
+    except Exception as error:  # neither its text nor, in a log, its traceback: they may hold the value
         kind = type(value).__name__
-        raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from error
+        raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from None
     if not isinstance(body, bytes):
         raise MessageError(f"body: the codec made {type(body).__name__} of it, not bytes")
     return body

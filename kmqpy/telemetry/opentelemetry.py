@@ -1,9 +1,9 @@
 """Makes OpenTelemetry spans (`kmqpy[otel]`) of sends, receives, handlers, acknowledgements and so on.
 
 Pass a TracingTelemetry as `telemetry=`. Names follow OpenTelemetry's semantic conventions for messaging,
-version 1.44.0. The message carries the trace context of its send in the header `traceparent`, or in the
-headers of another global propagator. Trackers keep these headers on redelivered messages and dead letters. No
-span holds a body, a key or a header.
+version 1.44.0. The message carries the trace context of its send, and its baggage, in the headers
+`traceparent` and `baggage`, or in those of another global propagator; its handler has both. Trackers keep
+these headers on redelivered messages and dead letters. No span holds a body, a key or a header.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kmqpy.telemetry.base import Telemetry
 
 try:
     from opentelemetry import propagate, trace
-    from opentelemetry.context import Context
+    from opentelemetry.context import Context, attach, detach, get_current
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
 except ImportError:
     raise MissingExtra("otel", "kmqpy.telemetry.opentelemetry") from None
@@ -179,11 +179,12 @@ class TracingTelemetry(Telemetry):
         span = self._span(
             "process", message.queue, "process", SpanKind.CONSUMER, attributes, context=context, links=links
         )
-        with (
-            _ends_span(span),
-            trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False),
-        ):
-            yield
+        with _ends_span(span):
+            token = attach(trace.set_span_in_context(span, _context_of(message.headers, get_current())))
+            try:
+                yield
+            finally:
+                detach(token)
 
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
         """Make a span of a copy that a tracker appended, as a child of the message's send."""
@@ -227,12 +228,15 @@ def _note(span: trace.Span, error: BaseException) -> None:
     span.set_status(Status(StatusCode.ERROR))
 
 
-def _context_of(headers: Headers) -> Context:
-    carrier = {}
-    for name, value in headers:
-        if name in propagate.get_global_textmap().fields and value is not None:
-            carrier[name] = value.decode("utf-8", "replace")
-    return propagate.extract(carrier, Context())
+def _context_of(headers: Headers, beside: Context | None = None) -> Context:
+    """The context that the headers of a message carry, added to another one."""
+    fields = propagate.get_global_textmap().fields
+    carrier = {
+        name: value.decode("utf-8", "replace")
+        for name, value in headers
+        if name in fields and value is not None
+    }
+    return propagate.extract(carrier, Context() if beside is None else beside)
 
 
 def _links(context: Context) -> list[Link]:

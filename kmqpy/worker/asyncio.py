@@ -357,14 +357,15 @@ class AsyncWorker:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Queue | AsyncQueue,
         handler: Callable[[Message], Awaitable[object]],
         *,
         handle_signals: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> None:
         self._handle_signals = handle_signals
-        self._worker = _TaskWorker(queue, handler, **options)
+        wrapped = queue.queue if isinstance(queue, AsyncQueue) else queue
+        self._worker = _TaskWorker(wrapped, handler, **options)
 
     async def run(self) -> None:
         """Work until stop(), cancellation, a failure or (with `handle_signals`) a signal, then drain.

@@ -13,14 +13,15 @@ from worker_support import eventually
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError, KmqError
-from kmqpy.worker.asyncio import AsyncWorker
+from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
 from kmqpy.worker.outcome import Reject
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 class TestWorker:
-    def test_handlers_run_together_on_the_callers_loop(self):
+    @pytest.mark.parametrize("given", [lambda queue: queue, AsyncQueue])
+    def test_handlers_run_together_on_the_callers_loop(self, given):
         async def main():
             fake = FakeQueue(*["x"] * 8)
             together = asyncio.Barrier(8)
@@ -30,7 +31,7 @@ class TestWorker:
                 loops.add(asyncio.get_running_loop())
                 await together.wait()
 
-            worker = AsyncWorker(fake, handler, concurrency=8)
+            worker = AsyncWorker(given(fake), handler, concurrency=8)
             running = asyncio.ensure_future(worker.run())
             await eventually(lambda: len(fake.of("ack")) == 8)
             worker.stop()

@@ -1,6 +1,8 @@
 """Codecs that two functions make."""
 
 import json
+from ssl import SSLError
+from traceback import format_exception
 
 import pytest
 
@@ -13,6 +15,10 @@ SECRET = "4711"
 
 def refuse(value):
     raise ValueError(f"{SECRET} is wrong")
+
+
+def logged(error):
+    return "".join(format_exception(error))
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def test_what_makes_no_body_is_not_sent(queue, to_body):
     typed = queue(to_body, json.loads)
     with pytest.raises(MessageError, match=r"^body: the codec ") as error:
         typed.send(SECRET)
-    assert SECRET not in str(error.value)
+    assert SECRET not in logged(error.value)
     assert typed.size() == 0
 
 
@@ -46,17 +52,11 @@ def test_a_body_that_is_refused_is_kept_with_the_error_and_not_shown(queue):
     with pytest.raises(DecodeError, match=r"^body: the codec can't decode it: ValueError$") as error:
         typed.decode(message)
     assert error.value.data == SECRET.encode()
+    assert SECRET not in logged(error.value)
 
 
 class RegistryError(Exception):
     pass
-
-
-def fail_from_none(_):
-    try:
-        raise TimeoutError
-    except TimeoutError:
-        raise KeyError("the body, whatever came before") from None
 
 
 def fail_in_a_circle(_):
@@ -69,7 +69,7 @@ def fail_as_a_message(_):
     raise MessageError("of a body")
 
 
-@pytest.mark.parametrize("fail", [fail_from_none, fail_in_a_circle, fail_as_a_message])
+@pytest.mark.parametrize("fail", [fail_in_a_circle, fail_as_a_message])
 def test_what_the_caller_was_handling_makes_no_body_unavailable(fail):
     codec = FunctionCodec(fail, fail)
     try:
@@ -82,7 +82,8 @@ def test_what_the_caller_was_handling_makes_no_body_unavailable(fail):
 
 
 @pytest.mark.parametrize(
-    "error", [TimeoutError(SECRET), RegistryError(SECRET), ConnectionRefusedError(111, SECRET)]
+    "error",
+    [TimeoutError(SECRET), RegistryError(SECRET), ConnectionRefusedError(111, SECRET), SSLError(1, SECRET)],
 )
 @pytest.mark.parametrize("is_cause", [False, True])
 def test_what_a_codec_can_not_reach_says_nothing_of_the_body(error, is_cause):
@@ -92,7 +93,7 @@ def test_what_a_codec_can_not_reach_says_nothing_of_the_body(error, is_cause):
         try:
             raise error
         except type(error):
-            raise KeyError("as httpx hides what its sockets raise")  # noqa: B904
+            raise KeyError("as httpx hides what its sockets raise") from None
 
     codec = FunctionCodec(ask, ask, unavailable=(RegistryError,))
     with storage_for("memory:") as storage:

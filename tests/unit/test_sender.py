@@ -81,6 +81,7 @@ def sender_with(fake, limits=DEFAULT_LIMITS, telemetry=None):
         ({"headers": {"a": 1}}, MessageError, "headers: 'a': int 1 is neither"),
         ({"bodies": [{"a": 1}]}, MessageError, "body: dict is neither bytes nor text; encode it"),
         ({"bodies": "text"}, MessageError, "bodies: str is one body, not several"),
+        ({"bodies": Exception("secret")}, MessageError, "bodies: Exception is one body, not several"),
         ({"priority": 3}, NotSupported, "priority: queue 'q' has none"),
         ({"bodies": [OutgoingMessage("1", dedup_id="a")]}, NotSupported, "have none; let the handler know"),
         ({"bodies": ["0", OutgoingMessage("1", priority=10)]}, MessageError, "priority: 10 is no"),

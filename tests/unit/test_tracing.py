@@ -5,7 +5,7 @@ import sys
 import pytest
 from confluent_kafka import Message as Record
 from fake_queue import FakeQueue
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -156,6 +156,19 @@ def test_process_is_a_child_of_the_send_and_settles_inside(spans):
     for span in spans.memory.get_finished_spans():
         assert SECRET.decode() not in span.to_json()
         assert "the-key" not in span.to_json()
+
+
+def test_a_handler_has_the_baggage_of_the_send_beside_its_own(spans):
+    queue = FakeQueue()
+    token = context.attach(baggage.set_baggage("tenant", "ann"))
+    queue.send(SECRET, headers=sent_headers(spans))
+    context.detach(token)
+    token = context.attach(baggage.set_baggage("worker", "7"))
+    (message,) = queue.receive()
+    with spans.telemetry.processing(message):
+        assert baggage.get_all() == {"tenant": "ann", "worker": "7"}
+    assert baggage.get_all() == {"worker": "7"}
+    context.detach(token)
 
 
 def test_process_without_a_context_begins_a_trace(spans):

@@ -25,6 +25,7 @@ from django.utils import timezone
 from kmqpy import Message, Queue, Reject, queue_for
 from kmqpy.errors import ConfigError, DecodeError, shown
 from kmqpy.queue.url import parse_url
+from kmqpy.telemetry.base import Telemetry
 
 try:
     from django.tasks import base as tasks
@@ -42,8 +43,9 @@ except ModuleNotFoundError:
 __all__ = ["TaskBackend", "task_backends"]
 
 _OPTIONS = {"url", "database", "atomic"}
-_opened: dict[tuple[int, str], Queue] = {}
-"""By process, since servers fork, and url; Django makes a backend for each thread and each ASGI request."""
+_opened: dict[tuple[int, str, Telemetry | None], Queue] = {}
+"""By process, since servers fork, url and telemetry; Django makes a backend for each thread and each ASGI
+request."""
 
 
 class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
@@ -57,9 +59,11 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
     atomic    with `database`: whether a task runs in a transaction, which its acknowledgement is part of. So
               what it does in the database is done once
 
-    Results are not kept. Raises ImproperlyConfigured for options that are missing or unknown.
+    Results are not kept. Raises ImproperlyConfigured for options that are missing or unknown. A subclass may
+    set `telemetry`, which hears of sends and tasks.
     """
 
+    telemetry: Telemetry | None = None
     supports_defer = True
     supports_async_task = True
     supports_priority = True
@@ -83,9 +87,10 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
     def queue(self, name: str) -> Queue:
         """The queue of a `queue_name`; opened at its first use in each process."""
         url = self.options["url"]
-        place = os.getpid(), f"{url}{'&' if '?' in url else '?'}queue={quote(name, safe='')}"
+        url = f"{url}{'&' if '?' in url else '?'}queue={quote(name, safe='')}"
+        place = os.getpid(), url, self.telemetry
         if place not in _opened:
-            made = queue_for(place[1])
+            made = queue_for(url, telemetry=self.telemetry)
             if _opened.setdefault(place, made) is not made:  # another thread was faster
                 made.close()
         return _opened[place]

@@ -22,7 +22,7 @@ def cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
     """A cursor on a connection of the application, and whether its next statement commits by itself.
 
     The connection is one of SQLAlchemy or a session, one of Django, or one of the driver. Raises ConfigError,
-    and errors of the driver.
+    and errors of the driver or of Django.
     """
     try:
         return _cursor_on(dialect, given)
@@ -54,7 +54,8 @@ def _cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
     if isinstance(given, sqlalchemy.AdaptedConnection):
         return _AsyncCursor(dialect, given), dialect.commits_alone(given.driver_connection)
     if type(given).__module__.startswith("django."):
-        given.ensure_connection()
+        given.validate_no_broken_transaction()
+        given.cursor().close()  # it connects, and checks the connection's health
         given = given.connection
     return dialect.cursor(given), dialect.commits_alone(given)
 

@@ -94,7 +94,7 @@ class Connections:
 
         Without one, as Django's connections are outside `atomic`, it runs in a transaction of its own.
         """
-        with self._translated():
+        with self._translated(connection):
             cursor, commits_alone = cursor_on(self.dialect, connection)
             with closing(cursor):
                 try:
@@ -134,15 +134,18 @@ class Connections:
         return proxy
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise errors of the driver and of the pool as errors of kmqpy."""
+    def _translated(self, connection: Any) -> Iterator[None]:
+        """Raise errors in the transaction of the application, perhaps one of another database, as ours."""
         try:
             yield
         except Exception as error:
             failed = self._as_failure(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown(self.dialect, self.pool.url) from failed.cause
+            if hasattr(connection, "errors_occurred"):  # else Django would keep a connection that is broken
+                connection.errors_occurred = True
+            shown = failed.shown(self.dialect, self.pool.url)
+            raise type(shown)(f"transaction: {shown}") from failed.cause
 
     def close(self) -> None:
         """Close the connections."""

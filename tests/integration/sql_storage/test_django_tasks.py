@@ -251,6 +251,57 @@ print(json.dumps([error, told, done(), len(again)]))
     assert told(project, program) == ["ReceiptError", ["FAILED"], [], 1]
 
 
+def test_a_task_whose_transaction_is_broken_is_not_acknowledged(project):
+    (project / "shop.py").write_text(
+        SHOP
+        + """
+from contextlib import suppress
+from django.db import IntegrityError, transaction
+
+@task
+def go_on():
+    write("what is rolled back")
+    with suppress(IntegrityError), transaction.atomic(savepoint=False):
+        raise IntegrityError
+"""
+    )
+    program = """
+shop.go_on.enqueue()
+queue = backend.queue("default")
+error = error_of(backend.run, queue, *queue.receive())
+print(json.dumps([error, done(), queue.in_flight()]))
+"""
+    assert told(project, program) == ["TransactionManagementError", [], 1]
+
+
+def test_the_telemetry_of_a_backend_hears_of_tasks(project):
+    (project / "shop_tasks.py").write_text("""
+from kmqpy.contrib.django import TaskBackend
+from kmqpy.telemetry.base import Telemetry
+
+class Told(Telemetry):
+    def finished(self, queue, op, count=1):
+        with open("told", "a") as file:
+            print(op, count, file=file)
+
+    def processing(self, message):
+        self.finished(message.queue, "process")
+        return super().processing(message)
+
+class Backend(TaskBackend):
+    telemetry = Told()
+""")
+    tasks = {
+        "default": {"BACKEND": "shop_tasks.Backend", "OPTIONS": {"url": "sqlite:///shop.db?create=true"}}
+    }
+    told(project, "shop.count.enqueue([1])\nprint(0)", TASKS=tasks)
+    with run(project, "-m", "django", "kmq_worker") as worker:
+        with queue_for(f"sqlite:///{project}/shop.db?queue=default") as queue:
+            until(lambda: not queue.size() + queue.in_flight())
+        worker.send_signal(signal.SIGTERM)
+    assert (project / "told").read_text() == "send 1\nprocess 1\nack 1\n"
+
+
 @pytest.mark.breadth
 def test_a_receiver_of_a_signal_that_fails_changes_nothing(project):
     program = """

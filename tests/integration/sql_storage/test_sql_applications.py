@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import pymysql
@@ -13,7 +13,7 @@ from sql_support import Place
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.queue import Queue, storage_for
 
 psycopg = pytest.importorskip("psycopg")
@@ -176,6 +176,40 @@ def test_django_sends_at_once_outside_atomic_and_on_commit(
         transaction.on_commit(lambda: queue.send("afterwards"))
         assert queue.size() == 1 or place.name == "sqlite"
     assert queue.size() == 2
+
+
+def test_what_django_will_roll_back_takes_no_messages(
+    place: Place, queue: Queue, django_connection: Any
+) -> None:
+    from django.db import IntegrityError, connection, transaction
+
+    with transaction.atomic():
+        with suppress(IntegrityError), transaction.atomic(savepoint=False):
+            raise IntegrityError
+        with pytest.raises(transaction.TransactionManagementError):
+            queue.send("x", transaction=connection)
+    assert queue.size() == 0
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_request_closes_a_connection_of_djangos_that_has_broken(
+    place: Place, queue: Queue, django_connection: Any, *, checks: bool
+) -> None:
+    from django.db import close_old_connections, connection
+
+    id_of, end = {
+        "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+        "sqlite": ("1", "SELECT {}"),  # has no server that ends it
+    }.get(place.name, ("CONNECTION_ID()", "KILL {}"))
+    connection.settings_dict.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=checks)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {id_of}")
+        place.execute(end.format(cursor.fetchone()[0]))
+    close_old_connections()
+    with nullcontext() if checks or place.name == "sqlite" else pytest.raises(Unavailable):
+        queue.send("x", transaction=connection)
+    close_old_connections()
+    queue.send("y", transaction=connection)
 
 
 @pytest.mark.parametrize("how", ["sqlalchemy", "asyncio", "django"])

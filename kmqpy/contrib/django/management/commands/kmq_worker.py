@@ -28,4 +28,5 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         if found.queues and queue not in found.queues:
             raise CommandError(f"unknown queue {queue}: use one of {', '.join(sorted(found.queues))}")
         messages = found.queue(queue)
-        Worker(messages, partial(found.run, messages), concurrency=concurrency).run()
+        handler = partial(found.run, messages)
+        Worker(messages, handler, concurrency=concurrency, telemetry=found.telemetry).run()
