@@ -1,6 +1,7 @@
 """What `make release-check` looks at before it builds; the rest takes minutes, a tag's workflow runs it."""
 
 import json
+import posixpath
 import re
 import tomllib
 from pathlib import Path
@@ -8,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.packaging.release import ROOT, SBOM, check_sbom_of, check_version
+from tests.packaging.release import ROOT, SBOM, check_lock, check_version, check_wheel
 
 
 @pytest.fixture
@@ -79,19 +80,46 @@ def test_the_sbom_names_what_the_lock_pins():
 
 
 @pytest.mark.parametrize(
-    ("place", "text", "is_right"),
+    ("old", "new"),
     [
-        ("kmqpy-1.2.3.dist-info/sboms/sbom.cdx.json", SBOM.read_bytes(), True),
-        ("kmqpy-1.2.3.dist-info/sboms/sbom.cdx.json", b"{}", False),
-        ("kmqpy/sbom.cdx.json", SBOM.read_bytes(), False),
+        (r"^kazoo==.*", r"kazoo==2.9 \\"),
+        (r"^kazoo==", "other=="),
+        (r"^msgspec==", "other=="),
+        (r"--hash=", ""),
     ],
 )
-def test_the_sbom_lies_in_the_wheel(tmp_path, place, text, is_right):
-    wheel = tmp_path / "kmqpy-1.2.3-py3-none-any.whl"
-    with ZipFile(wheel, "w") as files:
-        files.writestr(place, text)
-    if is_right:
-        check_sbom_of(wheel)
-        return
-    with pytest.raises(SystemExit, match=r"sboms/sbom\.cdx\.json"):
-        check_sbom_of(wheel)
+def test_a_lock_that_does_not_pin_what_is_asked_for_is_refused(old, new):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lock = (ROOT / "requirements.lock").read_text()
+    check_lock(project, lock)
+    with pytest.raises(SystemExit, match=r"^requirements\.lock: .*run `make lock`"):
+        check_lock(project, re.sub(old, new, lock, flags=re.MULTILINE))
+
+
+WHOLE = dict.fromkeys(("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"), b"")
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("sboms/sbom.cdx.json", b"{}"),
+        ("sbom.cdx.json", SBOM.read_bytes()),
+        ("../kmqpy/tests/.env", b""),
+        ("licenses/LICENSE", None),
+        ("entry_points.txt", None),
+    ],
+)
+def test_a_wheel_that_lacks_something_or_has_more_is_refused(tmp_path, place, text):
+    def made(files: dict[str, bytes | None]) -> Path:
+        wheel = tmp_path / "kmqpy-1.2.3-py3-none-any.whl"
+        with ZipFile(wheel, "w") as archive:
+            archive.writestr("kmqpy/py.typed", b"")
+            for name, what in files.items():
+                if what is not None:
+                    archive.writestr(posixpath.normpath(f"kmqpy-1.2.3.dist-info/{name}"), what)
+        return wheel
+
+    whole = {**WHOLE, "sboms/sbom.cdx.json": SBOM.read_bytes()}
+    check_wheel(made(whole), ["kmqpy/py.typed"])
+    with pytest.raises(SystemExit, match=r"kmqpy-1\.2\.3-py3-none-any\.whl: "):
+        check_wheel(made({**whole, place: text}), ["kmqpy/py.typed"])
