@@ -185,7 +185,7 @@ def install(built: Path, extra: str = "") -> None:
         run(python, "-m", "pip", "install", "--quiet", f"{built}[{extra}]" if extra else built)
         run(python, "-m", "pip", "check")
         if not extra:
-            found = run(python, "-m", "pip", "freeze", "--exclude", "kmqpy")
+            found = run(python, "-m", "pip", "freeze", "--exclude", "kmqpy").lower().replace("_", "-")
             named = [one["name"] for one in json.loads(SBOM.read_text())["components"]]
             if sorted(re.findall(r"^[\w.-]+", found, re.MULTILINE)) != sorted(named):
                 raise SystemExit(f"{SBOM.name} names {named}, but what is installed is:\n{found}")
