@@ -8,7 +8,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
+from tests import pythons
+from tests.brokers import broker as brokers
 from tests.packaging.release import ROOT, SBOM, check_lock, check_version, check_wheel
 
 
@@ -68,6 +71,31 @@ def test_before_a_release_the_changelog_may_have_what_is_unreleased(changelog):
 
 def test_the_versions_of_this_tree_agree():
     check_version(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"], None)
+
+
+def test_the_versions_that_are_claimed_are_those_that_are_run():
+    page = (ROOT / "docs/versions.md").read_text()
+    rows = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[-1]
+        for line in page.splitlines()
+        if line[:1] == "|"
+    }
+    jars = (ROOT / "kmqpy/dev/jars.json").read_text()
+    newest = {
+        name: re.search(rf'"org\.apache\.{name}:[\w.]+:([\d.]+)"', jars)[1] for name in ("kafka", "zookeeper")
+    }
+    assert {*re.findall(r"\d+\.\d+\.\d+", rows["Kafka"])} == {newest["kafka"], *brokers.VERSIONS}
+    assert newest["zookeeper"] in rows["ZooKeeper"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    classifiers = project["classifiers"]
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["python"]["strategy"]
+    assert {*pythons.VERSIONS} == {*ci["matrix"]["python"]}
+    assert {*re.findall(r"Python :: (3\.\d+)", str(classifiers))} == {
+        project["requires-python"].removeprefix(">="),
+        *pythons.VERSIONS,
+    }
+    assert [one for one in classifiers if "Operating System" in one] == ["Operating System :: POSIX :: Linux"]
+    assert rows["platform"].startswith("Linux, ")
 
 
 def test_the_sbom_names_what_the_lock_pins():
