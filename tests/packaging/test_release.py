@@ -1,8 +1,10 @@
 """What `make release-check` looks at before it builds; the rest takes minutes, a tag's workflow runs it."""
 
 import json
+import os
 import posixpath
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from zipfile import ZipFile
@@ -96,6 +98,15 @@ def test_the_versions_that_are_claimed_are_those_that_are_run():
     }
     assert [one for one in classifiers if "Operating System" in one] == ["Operating System :: POSIX :: Linux"]
     assert rows["platform"].startswith("Linux, ")
+
+
+def test_the_image_is_pushed_under_the_name_that_manifests_have(tmp_path):
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    (step,) = (step for step in jobs["image"]["steps"] if step.get("id") == "image")
+    repository = {"GITHUB_REPOSITORY": "Owner/Kmqpy", "GITHUB_REF_NAME": "v1.2.3", "REGISTRY": "example.org"}
+    environment = {**os.environ, **repository, "GITHUB_OUTPUT": str(tmp_path / "output")}
+    subprocess.run(["bash", "-ec", step["run"]], env=environment, check=True)
+    assert (tmp_path / "output").read_text() == "tag=example.org/owner/kmqpy:1.2.3\n"
 
 
 def test_the_sbom_names_what_the_lock_pins():
