@@ -131,12 +131,22 @@ def check_sbom(project: dict[str, Any]) -> None:
         pins.write_text(
             "".join(re.search(rf"^{name}==[^ ;]+", lock, re.MULTILINE)[0] + "\n" for name in names)
         )
-        command = [Path(sys.executable).with_name("cyclonedx-py"), "requirements", pins, "--of", "JSON"]
+        command = [
+            Path(sys.executable).with_name("cyclonedx-py"),
+            "requirements",
+            pins,
+            "--of",
+            "JSON",
+            "--mc-type",
+            "library",
+        ]
         run(*command, "--output-reproducible", "--pyproject", ROOT / "pyproject.toml", "-o", found)
         made = json.loads(found.read_text())
         del made["metadata"]["tools"]  # their versions are of whoever made it
         for one in made["components"]:
             del one["externalReferences"], one["description"]  # a line, and an index that not everybody uses
+        needed = {"ref": "root-component", "dependsOn": [one["bom-ref"] for one in made["components"]]}
+        made["dependencies"] = [one for one in made["dependencies"] if one["ref"] != needed["ref"]] + [needed]
         text = json.dumps(made, indent=2, sort_keys=True) + "\n"
     if SBOM.exists() and SBOM.read_text() == text:
         say("sbom.cdx.json names what the lock pins")

@@ -111,9 +111,10 @@ def test_the_image_is_pushed_under_the_name_that_manifests_have(tmp_path):
 
 def test_the_sbom_names_what_the_lock_pins():
     lock = (ROOT / "requirements.lock").read_text()
-    named = {
-        one["name"]: one["version"] for one in json.loads((ROOT / "sbom.cdx.json").read_text())["components"]
-    }
+    made = json.loads(SBOM.read_text())
+    named = {one["name"]: one["version"] for one in made["components"]}
+    needed = {one["ref"]: one.get("dependsOn") for one in made["dependencies"]}
+    assert needed[made["metadata"]["component"]["bom-ref"]] == [one["bom-ref"] for one in made["components"]]
     assert named.keys() == {"confluent-kafka", "kazoo", "prometheus-client"}
     assert named == {name: re.search(rf"^{name}==([^ ;]+)", lock, re.MULTILINE)[1] for name in named}
 
