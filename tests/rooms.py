@@ -20,6 +20,7 @@ IN_USE = {
     "kmqpy/dev": ["tests/integration/test_database_addresses.py"],
     "kmqpy/gateway": ["tests/gateway/test_native.py", "tests/gateway/test_sqs_answers.py"],
     "kmqpy/gateway/console": ["tests/gateway/test_console.py"],
+    "kmqpy/gateway/dialects": ["tests/gateway/test_emodb_calls.py", "tests/gateway/test_native.py"],
     "kmqpy/gateway/dialects/sqs": ["tests/gateway/test_sqs_wire.py", "tests/gateway/test_sqs_signatures.py"],
     "kmqpy/gateway/discovery": ["tests/gateway/test_registration.py"],
     "kmqpy/kafka": ["tests/integration/test_queue_kafka.py", "tests/integration/test_kafka_storage.py"],
@@ -33,6 +34,7 @@ IN_USE = {
     "kmqpy/kafka/markers": ["tests/integration/test_marker_format.py"],
     "kmqpy/queue": ["tests/unit/test_contract_memory.py"],
     "kmqpy/spark": ["tests/spark/test_reading.py"],
+    "kmqpy/spark/sinks": ["tests/spark/test_sinks.py"],
     "kmqpy/storages": ["tests/unit/test_contract_memory.py", "tests/unit/test_contract_sqlite.py"],
     "kmqpy/storages/http": ["tests/gateway/test_http_users.py"],
     "kmqpy/storages/redis": ["tests/integration/test_contract_redis.py"],
@@ -40,6 +42,10 @@ IN_USE = {
     "kmqpy/storages/zookeeper": ["tests/integration/zookeeper_storage"],
     "kmqpy/testing": ["tests/unit/test_contract_memory.py"],
     "kmqpy/worker": ["tests/integration/test_worker_kafka.py"],
+    "kmqpy/zookeeper": [
+        "tests/integration/test_contract_zookeeper.py",
+        "tests/integration/zk_queue/test_zk_queue.py",
+    ],
     "kmqpy/zookeeper/curator": ["tests/integration/test_zk_curator.py"],
     "kmqpy/zookeeper/queue": ["tests/integration/zk_queue/test_zk_queue.py"],
     "tracker": ["tests/integration/test_tracker.py"],
@@ -59,7 +65,7 @@ def tests_of(room: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rooms", description=__doc__)
-    parser.add_argument("room", help="a folder of kmqpy or tracker")
+    parser.add_argument("room", nargs="?", default="", help="a folder of kmqpy or tracker")
     room = parser.parse_known_args()[0].room.strip("/")
     if not room.startswith(("kmqpy", "tracker")) or not (ROOT / room).is_dir():
         parser.error(f"ROOM: {room!r} is no folder of kmqpy or tracker: use for example kmqpy/storages/sql")

@@ -3,10 +3,14 @@
 import os
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+
+from tests import rooms
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -16,16 +20,18 @@ COMMANDS = [shlex.split(one, comments=True) for one in re.findall(r"`?((?:\.venv
 def test_the_targets_and_test_files_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = [one for command in COMMANDS if command[0] == "make" for one in command[1:] if "=" not in one]
-    assert {"test-quick", "lint", "test", "chaos"} <= {*named} <= {*targets}
-    files = [one for command in COMMANDS for one in command if one.startswith("tests/")]
-    assert len(files) > 5
-    assert [one for one in files if not (ROOT / one).exists()] == []
+    assert {"test-quick", "test-room", "lint", "test", "chaos"} <= {*named} <= {*targets}
+    in_room = [
+        one.removeprefix("ROOM=") for command in COMMANDS for one in command if one.startswith("ROOM=")
+    ]
+    assert len(in_room) == 1
+    assert rooms.tests_of(in_room[0])
     assert (ROOT / "tests/simulation/__main__.py").exists()
 
 
 def test_the_folders_exist() -> None:
     folders = re.findall(r"`((?:kmqpy|tracker)[a-z/]*)`", TEXT)
-    assert len(folders) > 6
+    assert len(folders) > 5
     assert [one for one in folders if not (ROOT / one).is_dir()] == []
 
 
@@ -40,6 +46,18 @@ def test_the_workflow_runs_what_the_file_for_ci_does() -> None:
     assert {*re.findall(r"export (\w+)=", file)} <= {*workflow["env"]}
     assert os.access(ROOT / ".ci/run", os.X_OK)
     assert workflow["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(1, True), (3, False)])
+def test_what_failed_is_tried_again_only_if_all_tests_were_run(tmp_path, code, is_kept) -> None:
+    kept = tmp_path / ".pytest_cache/v/cache/lastfailed"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "python").chmod(0o755)
+    command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/.compiled", "test", f"BIN={tmp_path}"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 2
+    assert kept.exists() == is_kept
 
 
 def test_the_parts_of_the_workflow_are_all_tests() -> None:

@@ -1,5 +1,7 @@
 """Every room has tests that `make test-room` finds."""
 
+import pytest
+
 from tests import rooms
 
 
@@ -13,6 +15,16 @@ def test_each_room_has_tests_that_are_there():
     ]
     assert missing == []
     assert {room for room in rooms.IN_USE if not (rooms.ROOT / room).is_dir()} == set()
+
+
+@pytest.mark.parametrize("room", ["", "foo", "kmqpy/nope", "tests/unit"])
+def test_a_room_that_there_is_not_names_one(room, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["rooms", *room.split()])
+    with pytest.raises(SystemExit):
+        rooms.main()
+    assert (
+        f"ROOM: {room!r} is no folder of kmqpy or tracker: use for example kmqpy/" in capsys.readouterr().err
+    )
 
 
 def test_those_who_import_a_room_are_its_tests():
