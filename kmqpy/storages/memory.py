@@ -17,7 +17,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, QueueUrl
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
-from kmqpy.storages.memory_rows import ALIVE, MemoryQueue, MemoryRow, RowState
+from kmqpy.storages.memory_queue import MemoryQueue
+from kmqpy.storages.memory_row import ALIVE, MemoryRow, RowState
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
