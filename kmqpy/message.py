@@ -204,7 +204,7 @@ def check_bodies(bodies: object) -> None:
         kind = type(bodies).__name__
         raise MessageError(f"bodies: {kind} is one body, not several; use send(), or a list of bodies")
     if not isinstance(bodies, Iterable):
-        raise MessageError(f"bodies: {shown(bodies)} is no list of bodies")
+        raise MessageError(f"bodies: {shown(bodies)} is not a list of bodies")
 
 
 def last_header(headers: Headers, name: str) -> bytes | None:

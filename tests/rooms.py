@@ -62,7 +62,9 @@ def main() -> int:
     parser.add_argument("room", help="a folder of kmqpy or tracker")
     room = parser.parse_known_args()[0].room.strip("/")
     if not room.startswith(("kmqpy", "tracker")) or not (ROOT / room).is_dir():
-        parser.error(f"ROOM: {room!r} is no folder of kmqpy or tracker: use for example kmqpy/storages/sql")
+        parser.error(
+            f"ROOM: {room!r} is not a folder of kmqpy or tracker: use for example kmqpy/storages/sql"
+        )
     command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", *tests_of(room)]
     return subprocess.run([*command, *parser.parse_known_args()[1]], cwd=ROOT, check=False).returncode
 

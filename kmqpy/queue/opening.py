@@ -105,7 +105,7 @@ def _open_checked(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | Non
     if not hasattr(storage, "open_url") or not hasattr(storage, "close"):
         raise ConfigError(
             f"queue url: what opens {url.scheme}: returned an object of type {type(storage).__name__}, which "
-            "is no Storage"
+            "is not a Storage"
         )
     return storage
 

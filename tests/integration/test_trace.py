@@ -98,7 +98,7 @@ def test_messages_of_other_queues_and_none_at_all(make_queue, queue_name):
     queue.send("m")
     other.send("m")
     (foreign,) = collect(other.client(), 1)
-    with pytest.raises(ReceiptError, match="it is of queue"):
+    with pytest.raises(ReceiptError, match="it belongs to queue"):
         trace(queue.connection, queue.settings, foreign.receipt)
     for named in ("0:1", "1:0", "99:0", "0:99999999999999999999", "", "x", None, 7):
         with pytest.raises(ReceiptError):

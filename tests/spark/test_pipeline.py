@@ -100,7 +100,7 @@ def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue
     take_over(place_of(path), "running")
     checkpoint.bind_checkpoint(spark, folder, "others", "id")
     sink = Sink(path=path, checkpoint=folder)
-    with pytest.raises(ConfigError, match="is of queue 'others'"):
+    with pytest.raises(ConfigError, match="belongs to queue 'others'"):
         run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
     check_owner(place_of(path), "running")
 
@@ -238,7 +238,7 @@ def test_an_aggregate_that_cant_be_run_is_refused_first(spark):
         (["--format", "excel"], "format: unknown sink 'excel': use parquet, orc, json, csv, delta"),
         (["--format", "jdbc"], "unsupported URL of a database"),
         (["--format", "kafka"], "checkpoint: name a folder"),
-        (["--format", "kafka", "--aggregate", "x"], "--aggregate: of files and Delta tables only"),
+        (["--format", "kafka", "--aggregate", "x"], "--aggregate: only for files and Delta tables only"),
         (["--conf", "x"], "--conf: 'x': write it as key=value"),
         (["--conf", "executor.memory=1g"], "--conf executor.memory: is not a setting of Spark"),
         (["--max-batch", "0"], "--max-batch"),

@@ -280,7 +280,9 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
     kmq.state_table(table).update()
     other = kmq_of(make_queue(1, f"{queue_name}-other")).state_table(table)
     for method in (other.update, other.messages, lambda: other.update(restart=True)):
-        with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{queue_name}-other'"):
+        with pytest.raises(
+            ConfigError, match=f"belongs to queue '{queue_name}', not to '{queue_name}-other'"
+        ):
             method()
     for data, problem in (
         ("{}", "not a version of a state table"),

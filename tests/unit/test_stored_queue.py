@@ -251,7 +251,7 @@ def test_storages_of_others_are_found_by_their_entry_point(monkeypatch):
         (
             "mine",
             "test_stored_queue:opens_nothing",
-            "returned an object of type NoneType, which is no Storage",
+            "returned an object of type NoneType, which is not a Storage",
         ),
         ("mine", "test_stored_queue:raises", "can't be opened: ZeroDivisionError"),
     ],

@@ -187,9 +187,9 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         try:
             task = resolve_name(path)
         except ValueError as error:
-            raise Reject(f"{shown(path)} is no path of a task") from error
+            raise Reject(f"{shown(path)} is not the path of a task") from error
         if not isinstance(task, tasks.Task):
-            raise Reject(f"{shown(path)} is no task: decorate it with @task")
+            raise Reject(f"{shown(path)} is not a task: decorate it with @task")
         try:
             return task.using(backend=self.alias, queue_name=message.queue, **how), args, kwargs
         except (InvalidTask, TypeError, ValueError) as error:

@@ -94,7 +94,7 @@ class FileKeys:
         try:
             return [*json.loads(text)["keys"]]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ConfigError(f"keys file {str(self._path)!r}: it is no file of kmq key") from None
+            raise ConfigError(f"keys file {str(self._path)!r}: not a file of kmq key") from None
 
     def _write(self, entries: Sequence[object]) -> None:
         text = json.dumps({"keys": entries}, indent=1)

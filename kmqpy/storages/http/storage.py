@@ -154,5 +154,5 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) <= INT64_MAX)
         is_texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
         if not (value is None or isinstance(value, str) or is_number or is_texts):
-            raise ConfigError(f"{key}: {shown(value)} is no value of a setting")
+            raise ConfigError(f"{key}: {shown(value)} is not a value for a setting")
     return dict(settings)

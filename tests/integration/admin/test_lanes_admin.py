@@ -309,7 +309,7 @@ def test_lanes_that_would_take_the_topics_or_the_name_of_another_queue(admin, re
         ({"lane_share": 1.0}, "lane_share: 1.0 is not between 0 and 1"),
         ({"retry_lane": True, "collapse": True}, "collapse: not in a queue with lanes"),
         ({"retry_lane": True, "markers": "jvm"}, "markers: a queue with lanes needs 'range'"),
-        ({"draining_lanes": ("main",)}, "draining_lanes: 'main' is no lane"),
+        ({"draining_lanes": ("main",)}, "draining_lanes: 'main' is not a lane"),
     ],
 )
 def test_settings_that_go_with_no_lanes(given, error):

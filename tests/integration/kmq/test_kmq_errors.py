@@ -192,4 +192,4 @@ class TestWhereTheServersAre:
     @pytest.mark.parametrize("option", ["--bootstrap", "--zookeeper"])
     @pytest.mark.parametrize("address", ["ho st:x", "::"])
     def test_of_the_issue_an_address_that_is_none_is_told_at_once(self, kmq, option, address):
-        assert f"{option[2:]}: {address!r} is no address" in kmq.error("stats", "q", option, address)
+        assert f"{option[2:]}: {address!r} is not an address" in kmq.error("stats", "q", option, address)

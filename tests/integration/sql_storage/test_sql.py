@@ -58,7 +58,7 @@ def test_a_late_acknowledgement_rolls_the_transaction_back(place: Place, queue: 
 
 
 def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="type object is no connection to"):
+    with pytest.raises(ConfigError, match="type object is not a connection to"):
         queue.send("x", transaction=object())
     elsewhere = Place("sqlite", f"sqlite:///{tmp_path}/elsewhere.db")
     with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
@@ -249,7 +249,7 @@ def test_engines_that_do_not_fit_are_refused(place: Place) -> None:
     for url, wrong, text in (
         (f"{other}:", engine, f"{other}: needs one for"),
         (f"{scheme}://host/database", engine, f"write the url as {scheme}:"),
-        (f"{scheme}:", "text", "str is no engine of SQLAlchemy"),
+        (f"{scheme}:", "text", "str is not an engine of SQLAlchemy"),
         ("memory:", engine, "memory: is neither an SQL database nor Redis"),
         ("sqlite:", sqlalchemy.create_engine("sqlite://"), "use memory:"),
     ):

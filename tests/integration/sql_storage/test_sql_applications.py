@@ -228,7 +228,7 @@ def test_what_is_no_connection_says_what_to_pass_instead(place: Place, queue: Qu
     if place.name != "sqlite":
         with (
             closing(sqlite3.connect(":memory:")) as other,
-            pytest.raises(ConfigError, match=rf"type Connection is no connection to {place.name} that"),
+            pytest.raises(ConfigError, match=rf"type Connection is not a connection to {place.name} that"),
         ):
             queue.send("x", transaction=other)
     assert queue.size() == 0
@@ -259,7 +259,7 @@ async def test_an_asynchronous_connection_of_psycopg_says_what_to_pass_instead(
 ) -> None:
     url = place.application.url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        with pytest.raises(ConfigError, match="AsyncConnection is no connection to postgresql that we"):
+        with pytest.raises(ConfigError, match="AsyncConnection is not a connection to postgresql that we"):
             queue.send("x", transaction=connection)
 
 
