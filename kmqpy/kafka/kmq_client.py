@@ -308,6 +308,7 @@ class KmqClient(Closeable):
 
         Raises:
             MessageError: As for send(); none was sent.
+            NotSupported: For a group or a transaction.
             Unavailable: Some may have been sent.
             Unfinished: Some were sent, and others are above the topic's own limit of size.
         """

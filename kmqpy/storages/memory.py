@@ -377,6 +377,9 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     Args:
         url: What parse_url() returned.
         telemetry: Told of every event of the queues; default: none.
+
+    Raises:
+        ConfigError: For a url with a user, a path or unknown settings.
     """
     if url.user is not None or url.path not in ("", "/"):
         raise ConfigError("queue url: write it like memory:?queue=name, or memory://storage?queue=name")
