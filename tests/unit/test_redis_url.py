@@ -39,8 +39,8 @@ def test_a_url_says_where_the_server_is(url, settings):
     [
         ("redis://", "'' is not the address of a server; write it like redis://user"),
         ("redis://a:1,b:2", "'a:1,b:2' is not the address"),
-        ("redis://h:port", "no address"),
-        ("redis://h:99999", "no address"),
+        ("redis://h:port", "not the address"),
+        ("redis://h:99999", "not the address"),
         ("redis://h/x", "'/x' is not the number of a database"),
         ("redis://h?prefix=", "prefix: invalid prefix ''"),
         ("redis://h?prefix=a{b", "prefix: invalid prefix 'a{b'"),

@@ -94,9 +94,7 @@ class MessagePlaces:
         if topic_id != self._topics.ids.queue:
             if self._topics.has_stale_markers:
                 raise stale_markers_error(self._queue)
-            raise ReceiptError(
-                f"{what}: it belongs to another topic named {queue!r}, which was deleted since"
-            )
+            raise ReceiptError(f"{what}: it belongs to another topic named {queue!r}, deleted since")
 
 
 def some_are_receipts(messages: Sequence[Message | str]) -> bool:
