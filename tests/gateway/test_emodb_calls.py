@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import re
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -33,17 +32,6 @@ UNKNOWN_MOVE = "com.bazaarvoice.emodb.queue.api.UnknownMoveException"
 def served() -> Iterator[Served]:
     with running(fresh_memory()) as found:
         yield found
-
-
-@pytest.fixture
-def wire(served: Served) -> Iterator[Wire]:
-    with Wire(served.gateway.port) as found:
-        yield found
-
-
-@pytest.fixture
-def name() -> str:
-    return f"h-{uuid.uuid4().hex[:12]}"
 
 
 # --- the first table --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import logging
 import time
 import tracemalloc
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -35,17 +34,6 @@ def idle(served: Served) -> Iterator[tuple[Wire, float]]:
     with Wire(served.gateway.port) as wire:
         assert wire.ask(f"GET {QUEUE}/ping HTTP/1.1").body == b"pong"
         yield wire, time.monotonic()
-
-
-@pytest.fixture
-def wire(served: Served) -> Iterator[Wire]:
-    with Wire(served.gateway.port) as found:
-        yield found
-
-
-@pytest.fixture
-def name() -> str:
-    return f"h-{uuid.uuid4().hex[:12]}"
 
 
 # --- bodies -----------------------------------------------------------------------------------------------

@@ -23,16 +23,6 @@ def zk(cluster):
         yield client
 
 
-@pytest.fixture
-def root(queue_name):
-    return f"/kmq-{queue_name}"
-
-
-@pytest.fixture
-def registry(zk, root):
-    return Registry(zk, root)
-
-
 def test_a_registered_queue_is_found(registry):
     settings = QueueSettings(name="orders", max_redeliveries=None, lease_ms=700)
     assert registry.queues() == []

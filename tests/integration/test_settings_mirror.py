@@ -29,11 +29,6 @@ DEFAULTS = QueueSettings(name="any")
 
 
 @pytest.fixture
-def connection(cluster, queue_name) -> KafkaConnection:
-    return KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
-
-
-@pytest.fixture
 def settings(queue_name) -> QueueSettings:
     return QueueSettings(
         name=queue_name,
@@ -43,12 +38,6 @@ def settings(queue_name) -> QueueSettings:
         lease_ms=10_000,
         max_delay_ms=1_000,
     )
-
-
-@pytest.fixture
-def admin(connection, zookeeper):
-    with Admin(connection, zookeeper) as admin:
-        yield admin
 
 
 @pytest.fixture

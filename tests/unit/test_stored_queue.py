@@ -43,11 +43,6 @@ class Noted(Telemetry):
         self.calls.append((what, count))
 
 
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
 def opened(engine, clock, telemetry=None, **settings):
     storage = StoredStorage(engine, clock=clock, telemetry=telemetry)
     storage.create("q", **settings)

@@ -1,10 +1,13 @@
 """What tests of the storages in SQL share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import sqlalchemy
 
+from kmqpy.queue import Queue, storage_for
 from kmqpy.storages.sql.statements import Names
 
 DRIVERS = {
@@ -26,6 +29,13 @@ class Place:
         self.application = sqlalchemy.create_engine(
             DRIVERS[name] + url.removeprefix(name), poolclass=sqlalchemy.NullPool
         )
+
+    @contextmanager
+    def queue(self, **settings: Any) -> Iterator[Queue]:
+        """The queue `q`, made with these settings."""
+        with storage_for(self.url) as storage:
+            storage.create("q", **settings)
+            yield storage.open("q")
 
     def execute(self, *statements: str) -> list[Any]:
         """The rows of the last one."""

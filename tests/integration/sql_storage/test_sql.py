@@ -166,9 +166,7 @@ def test_takers_of_a_queue_that_collapses_take_turns_and_senders_have_none(place
 
 @of_several_writers
 def test_a_message_that_a_transaction_ends_is_left_and_its_twins_are_handed_out(place: Place) -> None:
-    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("c", collapse=True)
-        queue = storage.open("c")
+    with place.queue(collapse=True) as queue, ThreadPoolExecutor(1) as thread:
         first, second, _ = queue.send_many(["a", "a", "a"])
         with place.application.connect() as connection:
             queue.ack(queue.receipt(first), transaction=connection)

@@ -272,9 +272,7 @@ def test_what_the_charset_of_a_connection_can_not_hold_is_refused(
     place: Place, charset: dict[str, str]
 ) -> None:
     engine = sqlalchemy.create_engine(place.application.url.update_query_dict(charset))
-    with storage_for(place.url) as storage:
-        storage.create("q", order="group")
-        queue = storage.open("q")
+    with place.queue(order="group") as queue:
         with engine.begin() as connection:
             queue.send("日本", headers={"日本": "日本"}, group="ä", transaction=connection)
         (found,) = queue.receive()

@@ -21,9 +21,7 @@ from kmqpy.storages.sql.pipeline import Pipeline
 
 @pytest.fixture
 def grouped(place: Place) -> Iterator[Queue]:
-    with storage_for(place.url) as storage:
-        storage.create("g", order="group")
-        queue = storage.open("g")
+    with place.queue(order="group") as queue:
         queue.send_many(
             [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "a3", "a4", "b1", "b2")]
         )
@@ -94,9 +92,7 @@ def test_what_a_transaction_ends_out_of_turn_comes_if_it_is_rolled_back(
 ) -> None:
     if place.name == "sqlite":
         pytest.skip("one transaction at a time")
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
         a2 = queue.send("a2", group="a")
@@ -118,9 +114,7 @@ def test_what_a_transaction_had_locked_when_its_turn_came_comes_later(
         pytest.skip("one transaction at a time")
     monkeypatch.setattr(SqlEngine, "_show_waiting", lambda *_: None)  # a taker was faster
     monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
         a2 = queue.send("a2", group="a")
@@ -137,9 +131,7 @@ def test_of_many_groups_of_the_highest_rank_the_one_comes_of_which_least_is_take
 ) -> None:
     for name, value in (("_MAX_RANK", 2), ("_FEWEST_LOOKED", 4)):
         monkeypatch.setattr(shares, name, value)
-    with storage_for(place.url) as storage:
-        storage.create("q", fair=True)
-        queue = storage.open("q")
+    with place.queue(fair=True) as queue:
         many = [f"{number}" for number in range(6)]
         queue.send_many([OutgoingMessage("x", group=name) for name in (*many * 5, "z", "z")])
         in_flight = 0
@@ -190,9 +182,7 @@ def test_what_waits_when_the_others_have_ended_unseen_comes(
 ) -> None:
     if place.name not in ("mariadb", "mysql"):
         pytest.skip("who ends a message sees all that waits for it")
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("1", group="a")
         (first,) = queue.receive(1, lease=60)
         queue.send("2", group="a")
@@ -215,9 +205,7 @@ def test_a_taker_that_can_not_look_keeps_what_it_took_and_the_next_one_looks(
 ) -> None:
     if place.name not in ("mariadb", "mysql"):
         pytest.skip("who ends a message sees all that waits for it")
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("1", group="a")
         (first,) = queue.receive(1, lease=60)
         queue.send_many([OutgoingMessage(name, group=name[0]) for name in ("a2", "a3", "b1")])
@@ -242,9 +230,7 @@ def test_an_engine_looks_at_all_that_wait_a_part_at_a_time(
 ) -> None:
     monkeypatch.setattr(groups, "_MOST_PICKED", 2)
     monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
-    with storage_for(place.url) as storage:
-        storage.create("q", order="group")
-        queue = storage.open("q")
+    with place.queue(order="group") as queue:
         names = [f"{number}" for number in range(7)]
         queue.send_many([OutgoingMessage(name, group=name) for name in names])
         place.execute(f"UPDATE {place.names.tables['messages']} SET state = 4")
@@ -270,9 +256,7 @@ def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
         ended.append(take)
         return run(self, take, [(end, {})] if len(ended) == 1 else then)
 
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("1", group="a")
         queue.send("2", group="b")
         monkeypatch.setattr(SqlEngine, "_sync", lost)
@@ -291,9 +275,7 @@ def test_what_a_take_has_found_is_returned_if_it_can_not_look_for_more(
         raise Unavailable("the server has just ended")
 
     monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: pipelines)
-    with storage_for(place.url) as storage:
-        storage.create("q", order="group")
-        queue = storage.open("q")
+    with place.queue(order="group") as queue:
         queue.send_many([OutgoingMessage(f"{group}{at}", group=group) for at in range(2) for group in "ab"])
         monkeypatch.setattr(engine, "take_grouped", fail)
         found = queue.receive(9, wait=0)
@@ -327,9 +309,7 @@ def test_sends_remove_as_many_old_dedup_ids_as_they_store(
 ) -> None:
     monkeypatch.setattr(random, "random", random.Random(1).random)
     sends = 200
-    with storage_for(place.url) as storage:
-        storage.create("w", dedup_window_ms=1)
-        queue = storage.open("w")
+    with place.queue(dedup_window_ms=1) as queue:
         for send in range(sends):
             queue.send_many([OutgoingMessage("x", dedup_id=f"{send} {number}") for number in range(size)])
     ((kept,),) = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']}")
@@ -354,9 +334,8 @@ def test_a_transaction_sends_an_id_once_as_well(place: Place, queue: Queue) -> N
 def until_acknowledged(place: Place) -> Iterator[Queue]:
     if place.name == "sqlite":
         pytest.skip("one transaction at a time")
-    with storage_for(place.url) as storage:
-        storage.create("u", dedup_until="acknowledged")
-        yield storage.open("u")
+    with place.queue(dedup_until="acknowledged") as queue:
+        yield queue
 
 
 @pytest.mark.parametrize("names", ["d", "zda"])
@@ -409,9 +388,7 @@ def test_a_snapshot_hides_nobody_who_waits_and_holds_up_no_sends(
     if place.name not in ("mariadb", "mysql"):
         pytest.skip("PostgreSQL refuses it, SQLite has one transaction at a time")
     strict = place.application.execution_options(isolation_level="REPEATABLE READ")
-    with storage_for(place.url) as storage, strict.connect() as connection:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue, strict.connect() as connection:
         connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
         queue.send("first", group="a")
         (first,) = queue.receive(1, lease=60)
@@ -450,9 +427,7 @@ def test_a_batch_with_dedup_ids_keeps_its_order(queue: Queue) -> None:
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
-    with storage_for(place.url) as storage:
-        storage.create("h", order="group", on_dead_letter="hold")
-        queue = storage.open("h")
+    with place.queue(order="group", on_dead_letter="hold") as queue:
         queue.send_many([OutgoingMessage(name, group="a") for name in ("a1", "a2")])
         queue.dead_letter(queue.receive(1, lease=60), confirmed=True)
         assert taken(queue) == []
@@ -461,9 +436,7 @@ def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
 
 
 def test_a_purge_of_dead_letters_lets_only_those_go_on_that_they_held(place: Place) -> None:
-    with storage_for(place.url) as storage:
-        storage.create("h", order="group", on_dead_letter="hold")
-        queue = storage.open("h")
+    with place.queue(order="group", on_dead_letter="hold") as queue:
         queue.send_many(
             [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "b1", "b2", "c1", "c2")]
         )
@@ -480,9 +453,7 @@ def test_a_purge_of_dead_letters_lets_only_those_go_on_that_they_held(place: Pla
 def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place, is_dead: bool) -> None:
     """On the others it can't happen, or takers look for what was forgotten."""
     messages = place.names.tables["messages"]
-    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("g", order="group", on_dead_letter="hold")
-        queue = storage.open("g")
+    with place.queue(order="group", on_dead_letter="hold") as queue, ThreadPoolExecutor(1) as thread:
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
         if is_dead:
@@ -504,9 +475,7 @@ def test_a_transaction_that_removes_old_dedup_ids_holds_nobody_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
-    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("w")
-        queue = storage.open("w")
+    with place.queue() as queue, ThreadPoolExecutor(1) as thread:
         queue.send_many([OutgoingMessage("x", dedup_id=f"{number}") for number in range(9)])
         place.execute(f"UPDATE {place.names.tables['dedup']} SET until_ms = 1")
         with place.application.connect() as connection:
@@ -550,9 +519,7 @@ def test_a_take_does_not_look_again_and_again_at_what_a_transaction_holds_up(
     if place.name == "sqlite":
         pytest.skip("one transaction at a time")
     monkeypatch.setattr(groups, "CHUNK", 4)
-    with storage_for(place.url) as storage:
-        storage.create("g", order="group")
-        queue = storage.open("g")
+    with place.queue(order="group") as queue:
         queue.send("a0", group="a")
         (a0,) = queue.receive(1, lease=60)
         for number in range(1, 9):
