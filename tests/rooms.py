@@ -40,7 +40,7 @@ IN_USE = {
     "kmqpy/storages/zookeeper": ["tests/integration/zookeeper_storage"],
     "kmqpy/testing": ["tests/unit/test_contract_memory.py"],
     "kmqpy/worker": ["tests/integration/test_worker_kafka.py"],
-    "kmqpy/zookeeper/curator": ["tests/integration/test_zk_curator.py"],
+    "kmqpy/zookeeper/curator": ["tests/integration/zk_curator"],
     "kmqpy/zookeeper/queue": ["tests/integration/zk_queue/test_zk_queue.py"],
     "tracker": ["tests/integration/test_tracker.py"],
     "tracker/leadership": ["tests/integration/leadership/test_leadership.py"],
