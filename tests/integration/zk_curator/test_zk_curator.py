@@ -38,7 +38,7 @@ def test_the_defaults_are_curators(builder, path):
         ({"min_items_before_refresh": -1}, "min_items_before_refresh: -1"),
     ],
 )
-def test_wrong_options(builder, options, problem):
+def test_wrong_options_are_refused(builder, options, problem):
     with pytest.raises(ConfigError, match=problem):
         builder(**options)
 
@@ -298,7 +298,7 @@ def test_the_consumer_is_told_of_the_connection_and_survives_a_lost_session(buil
     assert consumer.states[0] == "SUSPENDED"
 
 
-def test_last_message_count(builder):
+def test_last_message_count_is_what_was_listed(builder):
     seen = []
     with builder(put_in_background=False).build_queue() as producer:
         for _ in range(7):
