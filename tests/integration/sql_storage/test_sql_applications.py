@@ -223,7 +223,7 @@ def test_what_is_no_connection_says_what_to_pass_instead(place: Place, queue: Qu
     for maker in (place.application, sessionmaker(place.application)):
         with pytest.raises(ConfigError, match=r"^transaction: .* makes connections; .*engine\.begin"):
             queue.send("x", transaction=maker)
-    with pytest.raises(ConfigError, match=r"^transaction: .* no connection .*; pass one of "):
+    with pytest.raises(ConfigError, match=r"^transaction: .* not a connection .*; pass one of "):
         queue.send("x", transaction=place.url)
     if place.name != "sqlite":
         with (
@@ -245,7 +245,7 @@ def test_drivers_that_we_can_not_use_say_what_to_pass_instead(
     async def main() -> None:
         engine = create_async_engine(place.application.url.set(drivername=driver))
         async with engine.connect() as given:
-            with pytest.raises(ConfigError, match=rf"no connection to {place.name} that we can use; pass"):
+            with pytest.raises(ConfigError, match=rf"not a connection to {place.name} that we can use; pass"):
                 await given.run_sync(lambda sync: queue.send("x", transaction=sync))
         await engine.dispose()
 
