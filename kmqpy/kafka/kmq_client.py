@@ -507,7 +507,7 @@ class KmqClient(Closeable):
             message_id: The id that send() returned.
 
         Raises:
-            ReceiptError: For what is no id.
+            ReceiptError: For what is not an id.
             NotSupported: The queue's setting `late_acks` is off.
         """
         self._consumer.check_open()

@@ -125,7 +125,7 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
     def run(self, queue: Queue, message: Message) -> None:
         """Run the task of a message of `queue`, within a handler of a Worker.
 
-        Raises Reject for what is no task, and what the task raises.
+        Raises Reject for what is not a task, and what the task raises.
         """
         close_old_connections()
         try:

@@ -52,7 +52,7 @@ class FileKeys:
         self._path = path
 
     def read(self) -> Sequence[ApiKey]:
-        """See KeyStore.read; a file that does not exist holds no keys, and what is no key is left out."""
+        """See KeyStore.read; a file that does not exist holds no keys, and what is not a key is left out."""
         found = []
         for entry in self._entries():
             try:

@@ -296,7 +296,7 @@ class MarkerWriter(Closeable):
                 self._work.set()
             if waiter.left:
                 waiter.done.wait(timeout_s)
-        finally:  # also when a signal handler raised: the thread would hurry for ever
+        finally:  # even when a signal handler raised: the thread would hurry for ever
             with self._changed:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
