@@ -25,8 +25,6 @@ from kmqpy.kafka.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 
-DEFAULTS = QueueSettings(name="any")
-
 
 @pytest.fixture
 def settings(queue_name) -> QueueSettings:
