@@ -18,6 +18,10 @@ DRIVERS = {
 }
 
 
+def taken(queue: Queue, limit: int = 1) -> list[str]:
+    return [one.body.decode() for one in queue.receive(limit, wait=0, lease=60)]
+
+
 class Place:
     """A database, and a prefix in it that no other test has."""
 
