@@ -307,7 +307,7 @@ def take_rows(
     now: Picked | None,
     statement: str,
 ) -> list[MessageRow]:
-    """Take these rows; with None for `now`, the statement returns them. They come as they stand in the queue."""
+    """Take these rows; with None for `now`, the statement returns them. As they stand in the queue."""
     if not ids:
         return []
     given = {**parameters, "ids": dialect.ids(ids)}
