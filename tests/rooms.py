@@ -46,7 +46,7 @@ IN_USE = {
         "tests/integration/test_contract_zookeeper.py",
         "tests/integration/zk_queue/test_zk_queue.py",
     ],
-    "kmqpy/zookeeper/curator": ["tests/integration/test_zk_curator.py"],
+    "kmqpy/zookeeper/curator": ["tests/integration/zk_curator"],
     "kmqpy/zookeeper/queue": ["tests/integration/zk_queue/test_zk_queue.py"],
     "tracker": ["tests/integration/test_tracker.py"],
     "tracker/leadership": ["tests/integration/leadership/test_leadership.py"],
@@ -68,7 +68,9 @@ def main() -> int:
     parser.add_argument("room", nargs="?", default="", help="a folder of kmqpy or tracker")
     room = parser.parse_known_args()[0].room.strip("/")
     if not room.startswith(("kmqpy", "tracker")) or not (ROOT / room).is_dir():
-        parser.error(f"ROOM: {room!r} is no folder of kmqpy or tracker: use for example kmqpy/storages/sql")
+        parser.error(
+            f"ROOM: {room!r} is not a folder of kmqpy or tracker: use for example kmqpy/storages/sql"
+        )
     command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", *tests_of(room)]
     return subprocess.run([*command, *parser.parse_known_args()[1]], cwd=ROOT, check=False).returncode
 

@@ -89,7 +89,7 @@ class TrackerSettings:
         if self.transaction_timeout_ms < 0:
             raise ConfigError(f"transaction_timeout_ms: {self.transaction_timeout_ms} must not be negative")
         if not -1 <= self.http_port <= 65535:
-            raise ConfigError(f"http_port: {self.http_port} is no port")
+            raise ConfigError(f"http_port: {self.http_port} is not a port")
 
     @property
     def effective_transaction_timeout_ms(self) -> int:

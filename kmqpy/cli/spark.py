@@ -176,10 +176,10 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     if given["drain"] and given["follow"]:
         raise click.UsageError("--drain and --follow: give one of them")
     if given["follow"] and (given["aggregate"] or given["report"]):
-        raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
+        raise click.UsageError("--aggregate and --report: these need the end of a run, and --follow has none")
     _check_session_options(given)
     if given["aggregate"] and given["form"] not in FOLDER_FORMATS:
-        raise click.UsageError(f"--aggregate: of files and Delta tables only, not of {given['form']}")
+        raise click.UsageError(f"--aggregate: only for files and Delta tables, not for {given['form']}")
     sink = Sink(
         path=given["out"],
         format=given["form"],

@@ -46,20 +46,18 @@ _MAX_SLOW_PAUSE_S = 0.2
 """The longest pause, in seconds, that wait_until() makes because a condition was slow to answer."""
 
 
-def wait_until(
-    condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.05, clock: Clock = SYSTEM_CLOCK
-) -> bool:
+def wait_until(condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.05) -> bool:
     """Call `condition` again and again; return True as soon as it is true, False after `timeout_s` seconds.
 
     Between two calls of `condition` it sleeps `every_s` seconds. After a slow `condition` it sleeps longer,
     so as not to keep a core busy: twice as long as `condition` took, at most _MAX_SLOW_PAUSE_S.
     """
-    asked = clock.monotonic()
+    asked = SYSTEM_CLOCK.monotonic()
     deadline = asked + timeout_s
     while not condition():
-        answered = clock.monotonic()
+        answered = SYSTEM_CLOCK.monotonic()
         if answered > deadline:
             return False
-        clock.sleep(max(every_s, min(2 * (answered - asked), _MAX_SLOW_PAUSE_S)))
-        asked = clock.monotonic()
+        SYSTEM_CLOCK.sleep(max(every_s, min(2 * (answered - asked), _MAX_SLOW_PAUSE_S)))
+        asked = SYSTEM_CLOCK.monotonic()
     return True

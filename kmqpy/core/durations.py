@@ -52,9 +52,9 @@ def duration_ms(value: Duration, name: str) -> int:
     return math.ceil(Decimal(repr(float(value))) * 1000)
 
 
-def lease_duration_ms(value: Duration, name: str = "lease") -> int:
+def lease_duration_ms(value: Duration) -> int:
     """A lease as ms, converted by duration_ms(); raises ConfigError also below MIN_LEASE_MS (100 ms)."""
-    return check_lease(duration_ms(value, name), name)
+    return check_lease(duration_ms(value, "lease"), "lease")
 
 
 def check_lease(value_ms: int, name: str) -> int:

@@ -48,7 +48,8 @@ def check_addresses(text: str, field_name: str, example: str) -> None:
         if not _is_address(address):
             shown_address = "***" if "@" in address else repr(address)  # a password may stand before the @
             raise ConfigError(
-                f"{field_name}: {shown_address} is no address; write it as {example}, or several with commas"
+                f"{field_name}: {shown_address} is not an address; write it as {example}, or "
+                "several with commas"
             )
 
 

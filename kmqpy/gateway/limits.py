@@ -134,7 +134,7 @@ async def read_body(chunks: AsyncIterator[bytes], encoding: str, share: Share, m
             if len(body) > most:
                 raise TooLarge(f"the body has more than {most} bytes")
     except zlib.error:
-        raise BadEncoding("the body is no gzip") from None
+        raise BadEncoding("the body is not gzip") from None
     if gunzip is not None and not gunzip.at_end:
         raise BadEncoding("the gzip of the body ends too early")
     return bytes(body)

@@ -119,7 +119,7 @@ def _find_cuts(
     # Usually the record is still there, and one reader can read those of all partitions.
     records = partition_reader.read_at(connection, queue.name, elected) if elected else {}
     there = {p for (p, _), record in records.items() if (record.leader_epoch() or 0) <= known[p].epoch}
-    gone |= {p for p, _ in elected if p not in there}  # also where a record stands that nobody reads
+    gone |= {p for p, _ in elected if p not in there}  # even where a record stands that nobody reads
     found = {
         partition: find_cut(connection, queue.name, partition, **known[partition]._asdict())
         for partition in gone

@@ -118,7 +118,7 @@ class HangingTransactions:
         now_ms = self._clock.wall_ms()
         seen, self._seen = self._seen, {}
         found = []
-        for place, (stable, end) in self._behind(list(places)).items():
+        for place, (stable, end) in _behind(self._connection, list(places)).items():
             known = seen.get(place)
             if known is None or known.offset != stable:
                 self._seen[place] = _Standstill(stable, now_ms)
@@ -136,9 +136,6 @@ class HangingTransactions:
     def is_open(self, place: TopicPlace) -> bool:
         """Return True if the last look has met an open transaction in this partition, hanging or not."""
         return place in self._seen
-
-    def _behind(self, places: list[TopicPlace]) -> dict[TopicPlace, tuple[int, int]]:
-        return _behind(self._connection, places)
 
     def stands_still_at(self, place: TopicPlace) -> int | None:
         """The offset of a transaction of a tracker or redrive that the last two looks have met, or None."""

@@ -308,6 +308,7 @@ class KmqClient(Closeable):
 
         Raises:
             MessageError: As for send(); none was sent.
+            NotSupported: For a group or a transaction.
             Unavailable: Some may have been sent.
             Unfinished: Some were sent, and others are above the topic's own limit of size.
         """
@@ -506,7 +507,7 @@ class KmqClient(Closeable):
             message_id: The id that send() returned.
 
         Raises:
-            ReceiptError: For what is no id.
+            ReceiptError: For what is not an id.
             NotSupported: The queue's setting `late_acks` is off.
         """
         self._consumer.check_open()

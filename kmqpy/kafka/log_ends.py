@@ -88,7 +88,7 @@ class LogEnds:
         self._consumer.close()
 
     def _look_up(self, wanted: list[TopicPlace], ends: dict[TopicPlace, LogEnd | KmqError]) -> None:
-        """Put the ends of all `wanted` partitions into `ends`, or the error where one can't be had."""
+        """Put the ends of all `wanted` partitions into `ends`, or the error where there is none."""
         # In a look-up by timestamp, the timestamp -1 (OFFSET_END) stands for the end of the log.
         places = [TopicPartition(topic, partition, OFFSET_END) for topic, partition in wanted]
         doing = "ask where the log ends"

@@ -159,7 +159,7 @@ class QueueSettings(QueuePolicy):
             raise ConfigError(f"lane_share: {shown(self.lane_share)} is not between 0 and 1")
         object.__setattr__(self, "draining_lanes", tuple(self.draining_lanes))
         if unknown := {f"__{ending}" for ending in self.draining_lanes}.difference(LANE_SUFFIXES):
-            raise ConfigError(f"draining_lanes: {shown(min(unknown)[2:])} is no lane")
+            raise ConfigError(f"draining_lanes: {shown(min(unknown)[2:])} is not a lane")
         if self.has_lanes and self.collapse:
             raise ConfigError("collapse: not in a queue with lanes; leave out retry_lane and priorities")
         if self.has_lanes and self.markers == "jvm":
@@ -286,7 +286,7 @@ class QueueSettings(QueuePolicy):
             ConfigError: The name is not that of a lane of the queue.
         """
         if queue_of(self.name) != queue:
-            raise ConfigError(f"lane_of: {self.name!r} is no lane of queue {shown(queue)}")
+            raise ConfigError(f"lane_of: {self.name!r} is not a lane of queue {shown(queue)}")
         lane = copy.copy(self)
         object.__setattr__(lane, "_lane_of", queue)
         object.__setattr__(lane, "_main_markers", main_markers or f"{queue}{MARKERS_SUFFIX}")

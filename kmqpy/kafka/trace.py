@@ -186,16 +186,22 @@ class _Tracer:
         if found is None:
             receipt = Receipt.parse(message)
             if receipt.queue not in self._queue.lane_markers:
-                raise ReceiptError(f"receipt: it is of queue {receipt.queue!r}, not of {self._queue.name!r}")
+                raise ReceiptError(
+                    f"receipt: it belongs to queue {receipt.queue!r}, not to {self._queue.name!r}"
+                )
             if receipt.topic_id != self._topic_ids.get(receipt.queue):
-                raise ReceiptError(f"receipt: it is of another topic named {receipt.queue!r}, deleted since")
+                raise ReceiptError(
+                    f"receipt: it belongs to another topic named {receipt.queue!r}, deleted since"
+                )
             place = RecordPlace(receipt.queue, receipt.partition, receipt.offset)
         else:
             lane = f"{self._queue.name}__{found[1]}"  # of an id
             topic = lane if lane in self._queue.lane_markers else found[1] or self._queue.name
             place = RecordPlace(topic, int(found[2]), int(found[3]))
             if place.topic not in self._partitions:
-                raise ConfigError(f"message: {place.topic!r} is no topic of messages of {self._queue.name!r}")
+                raise ConfigError(
+                    f"message: {place.topic!r} is not a topic of messages of {self._queue.name!r}"
+                )
             # A number behind a cut names its message already; an offset names what stands there now.
             if place.topic == self._queue.name and place.offset == offset_of(place.offset):
                 place = place._replace(offset=self._cuts[place.partition].number_of(place.offset))

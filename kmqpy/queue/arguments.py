@@ -25,7 +25,7 @@ def check_flag(value: object, name: str) -> None:
 def check_ids(ids: object) -> None:
     """Raise ConfigError unless `ids` is iterable and no text; the ids themselves are not checked."""
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
-        raise ConfigError(f"ids: {shown(ids)} is no list of ids")
+        raise ConfigError(f"ids: {shown(ids)} is not a list of ids")
 
 
 def check_redrive(ids: object, limit: int | None) -> None:
@@ -57,6 +57,6 @@ def check_age(older_than: Duration | None, queued_before_ms: object) -> int | No
         or not 0 <= queued_before_ms <= INT64_MAX
     ):
         raise ConfigError(
-            f"queued_before_ms: {shown(queued_before_ms)} is no time in ms since 1970, a whole number"
+            f"queued_before_ms: {shown(queued_before_ms)} is not a time: use whole ms since 1970"
         )
     return None if older_than is None else duration_ms(older_than, "older_than")

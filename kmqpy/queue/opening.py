@@ -69,8 +69,6 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
 def storage_for(url: str, *, telemetry: Telemetry | None = None, engine: Any = None) -> Storage:
     """Open the storage of `<storage url>`: the url of a queue without `queue=` and the settings of the queue.
 
-    Raises the same errors as queue_for().
-
     Args:
         url: The storage's url, without `queue=`.
         telemetry: Told of every event of the queues; default: none.
@@ -78,6 +76,9 @@ def storage_for(url: str, *, telemetry: Telemetry | None = None, engine: Any = N
             server, as in `postgresql:` or `sqlite:?prefix=jobs_`. The storage opens connections of its own as
             the engine does, keeps them in a pool of its own, and closes them; the engine stays open. For
             `redis:`, a `redis.Redis` or a `ConnectionPool` of redis-py in the same way.
+
+    Raises:
+        KmqError: As queue_for(), and ConfigError for an engine of another kind.
     """
     opener: Any = _find_opener(split(url).scheme)
     if engine is not None:
@@ -105,7 +106,7 @@ def _open_checked(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | Non
     if not hasattr(storage, "open_url") or not hasattr(storage, "close"):
         raise ConfigError(
             f"queue url: what opens {url.scheme}: returned an object of type {type(storage).__name__}, which "
-            "is no Storage"
+            "is not a Storage"
         )
     return storage
 

@@ -1,4 +1,4 @@
-"""Keys, bodies and headers of messages as JSON: text, or base64 of what is no text. Pure: no I/O."""
+"""Keys, bodies and headers of messages as JSON: text, or base64 of what is not text. Pure: no I/O."""
 
 from __future__ import annotations
 

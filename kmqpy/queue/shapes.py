@@ -450,7 +450,7 @@ _COSTLY = bytes([*range(32), ord(",")])
 
 
 def _sendable(body: bytes) -> Mapping[str, Any]:
-    """The body; as base64 also if more than an eighth of it is costly."""
+    """The body; as base64 if it is not text, or more than an eighth of it is costly."""
     costly = len(body) - len(body.translate(None, _COSTLY))
     return {"body_base64": body} if costly * 8 > len(body) else _content("body", body)
 

@@ -38,13 +38,13 @@ def bind_checkpoint(
     noted = _noted(session, checkpoint, f"kmq{ending}", "json", own)
     if noted == own:
         return
-    whose = f"of queue {noted['queue']!r}, not of {queue!r}"
+    whose = f"to queue {noted['queue']!r}, not to {queue!r}"
     if noted["queue"] is None:
-        whose = f"of an unknown queue: its file 'kmq{ending}' can't be read"
+        whose = f"to an unknown queue: its file 'kmq{ending}' can't be read"
     elif noted["queue"] == queue:
         what = "lane" if ending else "queue"
-        whose = f"of a {what} {queue!r} whose topics have been deleted and recreated since"
-    raise ConfigError(f"checkpoint: {checkpoint} is {whose}; name another folder")
+        whose = f"to a {what} {queue!r} whose topics have been deleted and recreated since"
+    raise ConfigError(f"checkpoint: {checkpoint} belongs {whose}; name another folder")
 
 
 def identity_of(session: SparkSession, checkpoint: str) -> str:

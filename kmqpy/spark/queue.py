@@ -242,6 +242,10 @@ class KmqSpark(Processing):
             - key, body, headers
             - origin_topic, origin_partition, origin_offset: where its last copy was in the queue
             - attempts, reason, first_enqueued, dead_since
+
+        Raises:
+            QueueNotFound: There is no such queue.
+            TopicError: A topic of its dead letters is missing.
         """
         dead = dead_letter_queue(self.queue)
         if stream:

@@ -265,7 +265,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         queue = self._options.queue.name
         if position.get("queue") != queue:
             raise ConfigError(
-                f"checkpoint: it is of queue {position.get('queue')!r}, not of {queue!r}; "
+                f"checkpoint: it belongs to queue {position.get('queue')!r}, not to {queue!r}; "
                 "use a checkpoint of its own"
             )
         ids = {**position.get("lanes", {}), queue: position.get("topic_id")}
@@ -273,8 +273,8 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
             name, topic_id = there.queue.name, there.queue.topic_id
             if ids.get(name, topic_id) != topic_id:
                 raise ConfigError(
-                    f"checkpoint: it is of another topic named {name!r}, which was deleted since, and its "
-                    "offsets would mean other messages; use a new checkpoint"
+                    f"checkpoint: it belongs to another topic named {name!r}, which was deleted since, and "
+                    "its offsets would mean other messages; use a new checkpoint"
                 )
         lanes = Lanes(self._options.queue)
         offsets = {int(partition): int(offset) for partition, offset in position["offsets"].items()}

@@ -246,8 +246,8 @@ class StateTable:
         ids = snapshot.topics.ids
         if (version.topic_ids["queue"], version.topic_ids["markers"]) != (ids.queue, ids.markers):
             raise ConfigError(
-                f"table: {self._folder.path!r} is of a queue {version.queue!r} whose topics were deleted "
-                f"and recreated since; {_RESTART_ADVICE}, or name another folder"
+                f"table: {self._folder.path!r} belongs to a queue {version.queue!r} whose topics were "
+                f"deleted and recreated since; {_RESTART_ADVICE}, or name another folder"
             )
         for partition, cuts in snapshot.cuts.items():
             for cut in version.cuts.get(partition, NO_CUTS).new_in(cuts):
@@ -272,8 +272,8 @@ class StateTable:
     def _check_queue(self, version: StateVersion) -> None:
         if version.queue != self._queue.name:
             raise ConfigError(
-                f"table: {self._folder.path!r} is of queue {version.queue!r}, not of {self._queue.name!r}; "
-                "name another folder"
+                f"table: {self._folder.path!r} belongs to queue {version.queue!r}, not to "
+                f"{self._queue.name!r}; name another folder"
             )
 
     @contextmanager

@@ -187,7 +187,7 @@ class BaseQueue(Closeable):
         if delay_ms:
             self._check_can("delay", self._capabilities.delay)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
-            raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
+            raise MessageError(f"priority: {shown(priority)} is not a whole number from 0 to {MAX_PRIORITY}")
         if priority:
             if self._settings.keeps_groups:
                 raise NotSupported("priority: queues with groups in order, fair or capped ones have none")
@@ -332,7 +332,7 @@ def _checked_name(value: object, argument: str) -> str:
     """`value`; raises MessageError unless it is text that a storage can keep as a name."""
     if not isinstance(value, str) or not 1 <= len(value) <= _MAX_NAME or "\0" in value:
         raise MessageError(
-            f"{argument}: {shown(value)} is no text of 1 to {_MAX_NAME} characters without NUL"
+            f"{argument}: {shown(value)} is not a text of 1 to {_MAX_NAME} characters without NUL"
         )
     as_bytes(value, argument)  # raises for lone surrogates
     return value

@@ -17,7 +17,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.queue import Capabilities, QueueUrl
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
-from kmqpy.storages.memory_rows import ALIVE, MemoryQueue, MemoryRow, RowState
+from kmqpy.storages.memory_queue import MemoryQueue
+from kmqpy.storages.memory_row import ALIVE, MemoryRow, RowState
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
@@ -376,6 +377,9 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     Args:
         url: What parse_url() returned.
         telemetry: Told of every event of the queues; default: none.
+
+    Raises:
+        ConfigError: For a url with a user, a path or unknown settings.
     """
     if url.user is not None or url.path not in ("", "/"):
         raise ConfigError("queue url: write it like memory:?queue=name, or memory://storage?queue=name")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kmqpy.storages.memory_rows import MemoryRow
+from kmqpy.storages.memory_row import MemoryRow
 
 
 @dataclass(slots=True, eq=False)

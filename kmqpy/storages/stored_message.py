@@ -9,24 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
 
-from kmqpy.message import LazyMessage, MessagesLike
+from kmqpy.message import LazyMessage
+from kmqpy.queue.protocol import Queue
 from kmqpy.storages.engine import MessageRow, TakeRef
 from kmqpy.storages.receipts import Receipts
-
-
-class Acknowledges(Protocol):
-    """The part of a queue that its messages use."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        ...
-
-    def ack(self, *messages: MessagesLike, confirmed: bool = False) -> None:
-        """See Queue.ack."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +26,7 @@ class TakeContext:
               clock; lease_until_ms adds ahead_ms, to give them by this machine's clock
     """
 
-    queue: Acknowledges
+    queue: Queue
     receipts: Receipts
     ahead_ms: int = 0
 
@@ -59,7 +46,7 @@ class StoredMessage(LazyMessage):
         """See Message.ack."""
         self._context.queue.ack(self, confirmed=confirmed)
 
-    def take_of(self, queue: Acknowledges) -> TakeRef | None:
+    def take_of(self, queue: Queue) -> TakeRef | None:
         """The take that the receipt names, or None if another queue handed out the message."""
         return TakeRef(self._row.id, self._row.take) if self._context.queue is queue else None
 

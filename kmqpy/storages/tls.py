@@ -72,7 +72,7 @@ def tls_of(url: QueueUrl, *, wanted: bool = False) -> Tls | None:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"{name}: the file {path!r} can't be read: {reason}") from None
     if "ssl_keyfile" in given and "ssl_certfile" not in given:
-        raise ConfigError("ssl_keyfile: a key alone is no use; ssl_certfile names its certificate")
+        raise ConfigError("ssl_keyfile: is of no use without its certificate; give it as ssl_certfile")
     if "ssl_ca_certs" in given and not verify:
         raise ConfigError("ssl_verify: false trusts every certificate, so leave out ssl_ca_certs, or it")
     ca_certs, certfile, keyfile = (given.get(name) for name in _FILES)

@@ -56,7 +56,9 @@ class Breaker:
         check_limit(self.failures, "breaker: failures")
         kinds = self.on if isinstance(self.on, tuple) else (self.on,)
         if not kinds or not all(isinstance(one, type) and issubclass(one, Exception) for one in kinds):
-            raise ConfigError(f"breaker: on: {shown(self.on)} is no class of errors, nor a tuple of some")
+            raise ConfigError(
+                f"breaker: on: {shown(self.on)} is neither a class of errors nor a tuple of some"
+            )
         if not 0 < self.pause_s <= self.max_pause_s:
             raise ConfigError(
                 f"breaker: pause: {shown(self.pause)} must be above 0, and not above max_pause, "
@@ -82,7 +84,9 @@ def rate_of(rate: str | float) -> float:
     elif isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < sys.float_info.max:
         per_s = float(rate)  # of a larger int there is no float
     if not 0 < per_s < math.inf:
-        raise ConfigError(f'rate: {shown(rate)} is no rate above 0: write "100/s", "30/min", "5/h", or 0.5')
+        raise ConfigError(
+            f'rate: {shown(rate)} is not a rate above 0: write "100/s", "30/min", "5/h", or 0.5'
+        )
     return per_s
 
 

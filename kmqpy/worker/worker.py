@@ -159,7 +159,7 @@ class Worker:
         if on_lost is not None and not callable(on_lost):
             raise ConfigError(f"on_lost: {shown(on_lost)} can't be called")
         if breaker is not None and not isinstance(breaker, Breaker):
-            raise ConfigError(f"breaker: {shown(breaker)} is no Breaker of kmqpy.worker.pace")
+            raise ConfigError(f"breaker: {shown(breaker)} is not a Breaker of kmqpy.worker.pace")
         self._check_handler(handler)
         self._guard = ForkGuard("the worker")
         self._queue = queue

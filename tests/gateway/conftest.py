@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 from gateway_support import DEDUP, Calls, Served, running
+from wire import Wire
 
 from kmqpy.gateway.tracker_process import TrackerProcess
 from kmqpy.queue import storage_for
@@ -41,9 +42,22 @@ def sqs_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def calls(served: Served) -> Calls:
+def wire(served: Served) -> Iterator[Wire]:
+    """A connection to the gateway that speaks HTTP as it is."""
+    with Wire(served.gateway.port) as found:
+        yield found
+
+
+@pytest.fixture
+def name() -> str:
+    """The name of a queue that has never been used."""
+    return f"q-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def calls(served: Served, name: str) -> Calls:
     """Calls of a queue that has never been used."""
-    return Calls(served, f"q-{uuid.uuid4().hex[:12]}")
+    return Calls(served, name)
 
 
 @pytest.fixture

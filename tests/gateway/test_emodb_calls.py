@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import re
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -33,17 +32,6 @@ UNKNOWN_MOVE = "com.bazaarvoice.emodb.queue.api.UnknownMoveException"
 def served() -> Iterator[Served]:
     with running(fresh_memory()) as found:
         yield found
-
-
-@pytest.fixture
-def wire(served: Served) -> Iterator[Wire]:
-    with Wire(served.gateway.port) as found:
-        yield found
-
-
-@pytest.fixture
-def name() -> str:
-    return f"h-{uuid.uuid4().hex[:12]}"
 
 
 # --- the first table --------------------------------------------------------------------------------------
@@ -111,11 +99,11 @@ def test_ping_needs_no_key(wire, tmp_path):
         ("2147483647", "Limit must be <=1000"),
     ],
 )
-def test_limits_out_of_range(wire, name, call, limit, text):
+def test_limits_out_of_range_are_refused(wire, name, call, limit, text):
     assert_illegal(get(wire, f"{QUEUE}/{name}/{call}?limit={limit}"), text)
 
 
-def test_limits_and_their_defaults(wire, name):
+def test_limits_are_kept_and_have_defaults(wire, name):
     post(wire, f"{QUEUE}/{name}/sendbatch", [*range(1_005)])
     for limit, count in (
         ("", 10),
@@ -137,7 +125,7 @@ def test_limits_and_their_defaults(wire, name):
     ("call", "parameter", "bits"),
     [("poll", "limit", 32), ("peek", "limit", 32), ("size", "limit", 64), ("poll", "ttl", 32)],
 )
-def test_what_is_no_number(wire, name, call, parameter, bits):
+def test_what_is_not_a_number_is_refused(wire, name, call, parameter, bits):
     too_large, too_small = 2 ** (bits - 1), -(2 ** (bits - 1)) - 1
     for given, text in (
         ("abc", "abc"), ("", ""), ("1.0", "1.0"), ("1e2", "1e2"), ("%201", " 1"), ("0x1", "0x1"),
@@ -151,7 +139,7 @@ def test_what_is_no_number(wire, name, call, parameter, bits):
         assert answer.exception is None
 
 
-def test_times_out_of_range(wire, name):
+def test_times_out_of_range_are_refused(wire, name):
     for ttl, text in (("-1", "ClaimTtl must be >=0"), ("3601", "ClaimTtl must be <=1 hour")):
         assert_illegal(get(wire, f"{QUEUE}/{name}/poll?ttl={ttl}"), text)
         assert_illegal(post(wire, f"{QUEUE}/{name}/renew?ttl={ttl}", []), text)
@@ -164,7 +152,7 @@ def test_times_out_of_range(wire, name):
     assert (answer.status, answer.body) == (400, b'"abc" is not a number.')
 
 
-def test_how_long_claims_last(name):
+def test_claims_last_as_long_as_asked(name):
     clock = ManualClock()
     with running(memory_storage(clock)) as served, Wire(served.gateway.port) as wire:
         queue = f"{QUEUE}/{name}"
@@ -208,7 +196,7 @@ def test_other_parameters_are_ignored_and_the_first_of_a_name_counts(wire, name)
         "a;b=c", "a*",
     ],
 )  # fmt: skip
-def test_bad_names(wire, name):
+def test_bad_names_are_refused(wire, name):
     for answer in (
         post(wire, f"{QUEUE}/{name}/send", 1),
         post(wire, f"{QUEUE}/{name}/sendbatch", [1]),
@@ -221,7 +209,7 @@ def test_bad_names(wire, name):
         assert_illegal(answer, BAD_NAME)
 
 
-def test_an_empty_name(wire):
+def test_an_empty_name_is_refused(wire):
     for answer in (post(wire, f"{QUEUE}//send", 1), get(wire, f"{QUEUE}//poll"), get(wire, f"{QUEUE}//size")):
         assert_illegal(answer, BAD_NAME)
 
@@ -264,7 +252,7 @@ def test_names_are_unescaped(wire, path, same):
         ("/queue/1/q/ack", "BREW", 400),
     ],
 )
-def test_other_paths_and_methods(served, path, method, status):
+def test_other_paths_and_methods_are_refused(served, path, method, status):
     with Wire(served.gateway.port) as wire:
         answer = wire.ask(f"{method} {path} HTTP/1.1\r\nContent-Length: 0\r\nContent-Type: text/plain")
     assert answer.status == status
@@ -359,7 +347,7 @@ def test_acknowledged_purged_and_repeated_ids_are_fine(wire, name):
 
 
 @pytest.mark.parametrize("base", [QUEUE, DEDUP])
-def test_moves_that_are_wrong(wire, name, base):
+def test_wrong_moves_are_refused(wire, name, base):
     for query, text in (
         ("", "from is required"),
         ("?to=a", "from is required"),
@@ -448,7 +436,7 @@ def test_keys_come_in_a_header_or_a_parameter(tmp_path, name, caplog):
         assert "payload-x" not in text
 
 
-def test_order_of_checks(tmp_path, name):
+def test_checks_come_in_their_order(tmp_path, name):
     with keyed(tmp_path) as (port, secrets), Wire(port) as wire:
         good = f"X-BV-API-Key: {secrets['queue_admin']}"
         # Method, before type and key.

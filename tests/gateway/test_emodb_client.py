@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,11 +79,6 @@ def jvm() -> Iterator[Jvm]:
         found.process.stdin.close()
         found.process.wait(60)
         found.process.stdout.close()
-
-
-@pytest.fixture
-def name():
-    return f"j-{uuid.uuid4().hex[:12]}"
 
 
 def polled(client, queue, count, seconds=30.0):

@@ -3,7 +3,6 @@
 import logging
 import time
 import tracemalloc
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -35,17 +34,6 @@ def idle(served: Served) -> Iterator[tuple[Wire, float]]:
     with Wire(served.gateway.port) as wire:
         assert wire.ask(f"GET {QUEUE}/ping HTTP/1.1").body == b"pong"
         yield wire, time.monotonic()
-
-
-@pytest.fixture
-def wire(served: Served) -> Iterator[Wire]:
-    with Wire(served.gateway.port) as found:
-        yield found
-
-
-@pytest.fixture
-def name() -> str:
-    return f"h-{uuid.uuid4().hex[:12]}"
 
 
 # --- bodies -----------------------------------------------------------------------------------------------
@@ -87,7 +75,7 @@ def test_an_empty_body_is_null(wire, name):
      b'"\n"',
      b"01", b'{"a":"\xed\xa0\x80"}', b'"\\ud800"', b"tru", b"\x00", b'"\\x"', b"// a\n1", b"[" * 100_000],
 )  # fmt: skip
-def test_malformed_json(wire, name, body):
+def test_malformed_json_is_refused_and_sends_nothing(wire, name, body):
     for call in ("send", "sendbatch", "ack", "renew"):
         assert_no_json(post(wire, f"{QUEUE}/{name}/{call}", body))
     assert_no_json(post(wire, f"{QUEUE}/_sendbatch", body))
@@ -103,7 +91,7 @@ def test_the_wrong_kind_of_json(wire, name):
     assert_no_json(post(wire, f"{QUEUE}/{name}/sendbatch", b"null"))
 
 
-def test_the_largest_message(wire, name):
+def test_a_message_above_the_limit_is_refused(wire, name):
     largest = b'"' + b"x" * (MAX_MESSAGE - 2) + b'"'
     assert_answers(post(wire, f"{QUEUE}/{name}/send", largest + b" " * 1_000), SUCCESS)
     text = (
@@ -135,7 +123,7 @@ def test_all_names_of_a_batch_are_checked_before_the_first_send(wire, name):
         ("", 415),
     ],
 )
-def test_content_types(wire, name, kind, status):
+def test_only_json_is_taken_where_there_is_a_body(wire, name, kind, status):
     header = f"Content-Type: {kind}"
     for path, body in (
         (f"{name}/send", b"1"),
@@ -164,7 +152,7 @@ def chunked(wire, path, pieces, *headers):
     return wire.ask("\r\n".join(head), *pieces)
 
 
-def test_chunked_bodies(wire, name):
+def test_chunked_bodies_are_read(wire, name):
     path = f"{QUEUE}/{name}/send"
     assert_answers(chunked(wire, path, chunks(b"[1", b",2", b"]")), SUCCESS)
     assert_answers(chunked(wire, path, [*b"".join(chunks(b'{"a"', b":3}")).partition(b":")]), SUCCESS)
@@ -178,7 +166,7 @@ def test_chunked_bodies(wire, name):
     assert sent(wire, name) == [[1, 2], {"a": 3}, 4, 5, None, []]
 
 
-def test_gzip_bodies(wire, name):
+def test_gzip_bodies_are_read(wire, name):
     path = f"{QUEUE}/{name}/send"
     one = gzipped(b'"abc"')
     for encoding in ("gzip", "GZIP", "x-gzip", "identity, gzip"):
@@ -192,7 +180,7 @@ def test_gzip_bodies(wire, name):
     assert sent(wire, name) == ["abc"] * 7 + [None]
 
 
-def test_damaged_gzip(wire, name):
+def test_damaged_gzip_is_refused(wire, name):
     path = f"{QUEUE}/{name}/send"
     whole = gzipped(b'"abc"')
     flipped = bytearray(whole)

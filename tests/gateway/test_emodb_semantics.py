@@ -139,7 +139,7 @@ OF_DEDUP_QUEUES = (
 )
 
 
-def test_claims_that_end(served):
+def test_claims_end_as_promised(served):
     """All at once, each with a queue of its own, since they mostly wait for the ends of claims."""
     capabilities = served.storage.capabilities
     chosen = [(one, QUEUE) for one in ALWAYS]
@@ -231,7 +231,7 @@ def test_a_queue_and_a_dedup_queue_of_one_name_are_two(calls, dedup):
     assert (answer.status, answer.body) == (400, b"Invalid event ID checksum.")
 
 
-def test_names(served):
+def test_any_name_of_emodb_is_a_queue_of_its_own(served):
     def is_a_queue(name):
         unique = (uuid.uuid4().hex[:12] + name)[:255] if name != "__system" else "__" + uuid.uuid4().hex
         one, other = Calls(served, unique), Calls(served, unique[:-1] + "z")

@@ -67,7 +67,7 @@ def test_requests_messages_and_what_is_open(start):
     until(lambda: metrics_of(served)["kmq_gateway_connections"] == 1)
 
 
-def test_moves(start):
+def test_moves_are_counted(start):
     served, _ = start()
     Calls(served, "a").send(1)
     assert served.ask("POST", "/queue/1/_move?from=a&to=b").status == 200
@@ -108,7 +108,7 @@ def test_a_line_of_a_head_that_does_not_end(start):
     assert metrics_of(served)['kmq_gateway_refused_total{why="head"}'] == 1
 
 
-def test_too_many_connections(start):
+def test_connections_and_those_refused_are_counted(start):
     served, connection = start(max_connections=1)
     assert served.ask("GET", "/queue/1/ping", connection=connection).status == 200
     with socket.create_connection(("127.0.0.1", served.gateway.port)):
@@ -139,7 +139,7 @@ def test_a_storage_that_does_not_answer():
         assert served.ask("GET", "/queue/1/q/poll").status == 503
 
 
-def test_where_it_is_registered(zookeeper, queue_name):
+def test_metrics_say_where_it_is_registered(zookeeper, queue_name):
     of_clients = {"discovery": zookeeper, "cluster": queue_name}
     with running(memory_storage(), **of_clients, peers=zookeeper, roots={"": f"/{queue_name}"}) as served:
         for where in ("discovery", "gateways"):

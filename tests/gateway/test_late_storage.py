@@ -84,7 +84,7 @@ def test_the_first_request_that_a_storage_does_not_answer_fails_in_time(database
         assert wait_until(lambda: ask(port, "POST", "/queue/1/q/send", 3)[0] == 200, 20)
 
 
-def test_a_broker_that_hangs():
+def test_a_broker_that_hangs_is_told_in_time():
     with (
         Cluster() as cluster,
         gateway(f"kafka://{cluster.bootstrap}?zookeeper={cluster.zookeeper}", "--no-tracker") as (port, _),

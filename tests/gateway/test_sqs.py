@@ -41,11 +41,6 @@ def sqs(sqs_served):
 
 
 @pytest.fixture
-def name():
-    return f"s-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
 def queue(sqs, name):
     """The URL of a new queue."""
     return sqs.create_queue(QueueName=name)["QueueUrl"]

@@ -218,7 +218,7 @@ def test_what_a_key_may_not_do_with_a_name_is_told_whatever_the_name(served, key
         ({"NotPrincipal": {"AWS": "AKIA2"}, "Effect": "Deny"}, False),
     ],
 )
-def test_what_a_statement_says(changes, wanted):
+def test_a_statement_allows_what_aws_says(changes, wanted):
     policy = json.dumps({"Statement": {**ALLOWS, **changes}})
     assert said(policy) is wanted
 
@@ -242,7 +242,7 @@ def said(policy):
         ({"Statement": ALLOWS, "NotStatement": 1}, False),
     ],
 )
-def test_what_several_statements_say(policy, wanted):
+def test_several_statements_allow_what_aws_says(policy, wanted):
     assert said(json.dumps(policy)) is wanted
 
 

@@ -400,7 +400,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("action", "body", "code"), LIMITS)
-def test_limits(served, action, body, code):
+def test_what_is_above_a_limit_is_refused(served, action, body, code):
     answer = call(served, action, body)
     assert (answer.headers.get("x-amzn-query-error", "").split(";")[0], answer.status) == (
         code,
@@ -420,7 +420,7 @@ def test_what_is_just_within_limits_is_taken(served):
 @pytest.mark.parametrize(
     "raw", [b"{", b"[]", b"\xff", b'{"QueueUrl":[]}', b'{"QueueUrl":"\\ud800"}', b"[" * 5_000]
 )
-def test_malformed_json(served, raw):
+def test_malformed_json_is_refused(served, raw):
     answer = call(served, "SendMessage", None, raw=raw)
     assert (answer.status, json.loads(answer.body)["__type"]) == (
         400,

@@ -6,7 +6,31 @@ import pytest
 from security_support import live, secured  # noqa: F401  # fixtures
 from support import LiveQueue
 
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.settings import KafkaConnection
+
+
+@pytest.fixture
+def root(queue_name) -> str:
+    """A root of its own in ZooKeeper."""
+    return f"/kmq-{queue_name}"
+
+
+@pytest.fixture
+def registry(zk, root) -> Registry:
+    return Registry(zk, root)
+
+
+@pytest.fixture
+def connection(cluster, root) -> KafkaConnection:
+    return KafkaConnection(bootstrap=cluster.bootstrap, root=root)
+
+
+@pytest.fixture
+def admin(connection, zookeeper):
+    with Admin(connection, zookeeper) as admin:
+        yield admin
 
 
 @pytest.fixture

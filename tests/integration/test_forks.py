@@ -44,7 +44,7 @@ def assert_refused(child: dict[str, str], returning: tuple[str, ...]) -> None:
         pytest.param({"retry_lane": True, "priorities": 2}, id="lanes", marks=pytest.mark.breadth),
     ],
 )
-def test_a_client(make_queue, lanes):
+def test_a_client_refuses_to_work_in_a_child(make_queue, lanes):
     queue = make_queue(**lanes)
     queue.send(*map(str, range(7)))
     found = run("client", queue)
@@ -57,7 +57,7 @@ def test_a_client(make_queue, lanes):
     assert queue.ended() == set(range(7))  # and every end marker is the parent's, but for its own client's
 
 
-def test_a_producer(queue):
+def test_a_producer_refuses_to_work_in_a_child(queue):
     found = run("producer", queue)
     for child in found["children"]:
         assert_refused(child, returning=("close",))
@@ -73,13 +73,13 @@ def test_a_queue_a_worker_and_asyncio(queue):
 
 
 @pytest.mark.breadth
-def test_administration(queue):
+def test_administration_refuses_to_work_in_a_child(queue):
     found = run("admin", queue)
     assert_refused(found["children"][0], returning=("letters close", "close"))
     assert found["same"]
 
 
-def test_a_tracker(queue):
+def test_a_tracker_refuses_to_work_in_a_child(queue):
     queue.send("x")
     found = run("tracker", queue)
     assert_refused(found["children"][0], returning=("stop", "idle stop"))

@@ -238,7 +238,7 @@ def depth(tracker, queue: LiveQueue) -> float | None:
 class TestOwn:
     """What a tracker or redrive has written, `doctor --fix` ends."""
 
-    def test_both_partitions(self, own, nothing_may_last, monkeypatch, capsys):
+    def test_both_partitions_are_found_and_mended(self, own, nothing_may_last, monkeypatch, capsys):
         queue = own["nowhere"]
         assert findings(queue) == []  # it may last 15 minutes
         nothing_may_last()
@@ -254,7 +254,7 @@ class TestOwn:
         assert delivered(queue, 1) == ["message"]
         assert queue.copies() == {"message": 2}  # with the original
 
-    def test_copies_that_are_committed(self, own, nothing_may_last, monkeypatch, capsys):
+    def test_committed_copies_are_not_made_again(self, own, nothing_may_last, monkeypatch, capsys):
         """An abort of their end markers would have them made again."""
         queue = own["copies"]
         commit_in(queue, queue.name)

@@ -24,17 +24,6 @@ from kmqpy.queue import storage_for
 COUNT = 6
 
 
-@pytest.fixture
-def connection(cluster, queue_name) -> KafkaConnection:
-    return KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
-
-
-@pytest.fixture
-def admin(connection, zookeeper):
-    with Admin(connection, zookeeper) as admin:
-        yield admin
-
-
 def markers(connection: KafkaConnection, topic: str, op: Op) -> list[Marker]:
     """The markers of messages with this operation."""
     found = map(read_marker, committed_records(connection, topic))

@@ -29,11 +29,11 @@ class TestLogReader:
             2_999: "2999",
         }
 
-    def test_a_missing_topic(self, connection):
+    def test_a_missing_topic_is_a_topic_error(self, connection):
         with pytest.raises(TopicError, match="does not exist"):
             partition_reader.scan(connection, "there-is-no-such-topic", {0: 0}, print)
 
-    def test_kafka_away(self, connection):
+    def test_kafka_away_is_unavailable(self, connection):
         away = replace(connection, bootstrap=NOWHERE)
         with pytest.raises(Unavailable, match=NOWHERE):
             partition_reader.scan(away, "any", {0: 0}, print, timeout_s=0.5)

@@ -242,7 +242,7 @@ def test_a_delayed_message_comes_in_its_time_and_that_is_no_attempt(queue):
 
 
 @pytest.mark.breadth
-def test_dead_letters_and_redrive(queue):
+def test_dead_letters_come_back_by_redrive(queue):
     queue.send_many([b"a", b"b", b"c"])
     queue.dead_letter(*take(queue, 3, lease=30), reason="bad")
     until(lambda: queue.in_flight() == 0)
@@ -279,7 +279,7 @@ def test_peek_takes_nothing(queue):
 
 
 @pytest.mark.breadth
-def test_size_and_in_flight(queue):
+def test_size_and_in_flight_are_counted(queue):
     assert (queue.size(), queue.in_flight()) == (0, 0)
     queue.send_many([b"x"] * 6)
     queue.send(b"later", delay=60)

@@ -302,7 +302,7 @@ def test_r16_a_delay_above_the_limit_is_refused(make_queue):
 
 
 @pytest.mark.breadth
-def test_r16_extreme_leases(queue):
+def test_r16_extreme_leases_end_when_they_say(queue):
     tracker = queue.tracker()
     queue.send("endless", "negative", "smallest")
     queue.mark(take(0, INT64_MAX))

@@ -23,16 +23,6 @@ def zk(cluster):
         yield client
 
 
-@pytest.fixture
-def root(queue_name):
-    return f"/kmq-{queue_name}"
-
-
-@pytest.fixture
-def registry(zk, root):
-    return Registry(zk, root)
-
-
 def test_a_registered_queue_is_found(registry):
     settings = QueueSettings(name="orders", max_redeliveries=None, lease_ms=700)
     assert registry.queues() == []
@@ -82,7 +72,7 @@ def test_many_register_the_same_queue_at_once(cluster, root):
         assert Registry(client, root).get("orders").partitions == 5
 
 
-def test_unknown_queues(registry):
+def test_unknown_queues_are_refused(registry):
     for call in (registry.get, registry.owners, registry.offsets, registry.remove):
         with pytest.raises(QueueNotFound, match="'nope' is not registered"):
             call("nope")
@@ -108,7 +98,7 @@ def test_settings_under_another_name_are_refused(registry, zk, root):
         registry.get("a")
 
 
-def test_trackers_and_owners(registry, zk, root, caplog):
+def test_trackers_and_owners_are_listed(registry, zk, root, caplog):
     registry.register(QueueSettings(name="orders"), 3)
     info = TrackerInfo("t1", "host", 17, frozenset({"orders"}), kafka_ok=False)
     zk.create(f"{root}/trackers/t1", info.to_json(), ephemeral=True, makepath=True)
@@ -128,7 +118,7 @@ def test_an_unreadable_offset_counts_as_absent(registry, zk, root, caplog, data)
     assert "treated as absent" in caplog.text
 
 
-def test_removal_without_owners(registry, zk, root):
+def test_removal_without_owners_is_complete(registry, zk, root):
     registry.register(QueueSettings(name="orders"), 2)
     zk.create(f"{root}/queues/orders/partitions/1/offset", b"{}")
     registry.remove("orders", 5)

@@ -172,7 +172,7 @@ def test_an_acl_that_is_missing_is_named(secured, live, missing):
         client.receive(wait=QUICK_S)
 
 
-def test_certificates_instead_of_passwords(secured, queue_name):
+def test_certificates_do_instead_of_passwords(secured, queue_name):
     connection = secured.connection(
         "",
         bootstrap=secured.tls,
@@ -237,7 +237,7 @@ ANYBODY = pytest.mark.parametrize("opened", [_open_client, _open_tracker])
 
 
 @ANYBODY
-def test_a_wrong_kafka_password(secured, opened, caplog):
+def test_a_wrong_kafka_password_is_told(secured, opened, caplog):
     wrong = secured.connection("client", kafka=secured.kafka("client", CANARY + "x"))
     with refused("do not accept each other.*Authentication failed.*sasl.password"):
         opened(wrong, secured.zookeeper_connection)
@@ -250,7 +250,7 @@ def test_a_kafka_that_is_not_the_right_one(secured):
         KmqClient("jobs", wrong)
 
 
-def test_kafka_wants_a_certificate(secured):
+def test_a_missing_certificate_is_told(secured):
     tls = {"security.protocol": "SSL", "ssl.ca.location": secured.files.ca}
     with refused("ssl.certificate.location"):
         KmqClient("jobs", KafkaConnection(bootstrap=secured.tls, kafka=tls))

@@ -25,13 +25,6 @@ from kmqpy.kafka.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 
-DEFAULTS = QueueSettings(name="any")
-
-
-@pytest.fixture
-def connection(cluster, queue_name) -> KafkaConnection:
-    return KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
-
 
 @pytest.fixture
 def settings(queue_name) -> QueueSettings:
@@ -43,12 +36,6 @@ def settings(queue_name) -> QueueSettings:
         lease_ms=10_000,
         max_delay_ms=1_000,
     )
-
-
-@pytest.fixture
-def admin(connection, zookeeper):
-    with Admin(connection, zookeeper) as admin:
-        yield admin
 
 
 @pytest.fixture

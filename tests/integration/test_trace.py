@@ -98,12 +98,12 @@ def test_messages_of_other_queues_and_none_at_all(make_queue, queue_name):
     queue.send("m")
     other.send("m")
     (foreign,) = collect(other.client(), 1)
-    with pytest.raises(ReceiptError, match="it is of queue"):
+    with pytest.raises(ReceiptError, match="it belongs to queue"):
         trace(queue.connection, queue.settings, foreign.receipt)
     for named in ("0:1", "1:0", "99:0", "0:99999999999999999999", "", "x", None, 7):
         with pytest.raises(ReceiptError):
             trace(queue.connection, queue.settings, named)
-    with pytest.raises(ConfigError, match="no topic of messages"):
+    with pytest.raises(ConfigError, match="not a topic of messages"):
         trace(queue.connection, queue.settings, f"{other.name}:0:0")
 
 

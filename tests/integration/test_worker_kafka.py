@@ -114,7 +114,7 @@ def test_a_handler_longer_than_its_lease_keeps_its_message(queue):
     assert queue.size() == 0
 
 
-def test_ordering_by_key(queue):
+def test_ordering_by_key_keeps_the_order_of_each(queue):
     numbers: dict[bytes, list[int]] = {}
     running: set[bytes] = set()
     together = []
@@ -196,7 +196,7 @@ def test_a_worker_process_drains_at_sigterm(live, queue):
     assert {attempts for _, attempts in seen.calls} == {1}
 
 
-def test_asyncio(queue):
+def test_an_async_worker_handles_each_and_retries(queue):
     async def main():
         seen = Counter()
 

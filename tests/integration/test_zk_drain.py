@@ -111,7 +111,7 @@ def test_a_storage_of_kmqpy_is_refused_wherever_it_is(kmq, path, zookeeper, belo
             assert queue.peek() == []
 
 
-def test_a_missing_path(kmq):
+def test_a_missing_path_is_told(kmq):
     code, _, err = kmq("/nothing-here", "--yes")
     assert code == 2
     assert "there is no znode '/nothing-here'" in err

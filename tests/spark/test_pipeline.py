@@ -24,7 +24,7 @@ from kmqpy.spark.sinks.origin import with_origin
 from tests.spark.waiting import settled
 
 
-def test_the_command(spark, make_queue, tmp_path, monkeypatch):
+def test_the_command_writes_rows_an_aggregate_and_a_report(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)  # it is everybody's
     queue = make_queue(2)
     producer = queue.producer()
@@ -78,7 +78,7 @@ def test_an_aggregate_of_text_files(spark, make_queue, tmp_path, monkeypatch):
     assert tuple(row) == ("a, b", "3", "2")
 
 
-def test_an_aggregate_of_nothing(spark, tmp_path):
+def test_an_aggregate_of_nothing_has_its_row(spark, tmp_path):
     sink, schema = Sink(path=str(tmp_path / "rows"), format="csv"), "id long, name string"
     connection = KafkaConnection(bootstrap="127.0.0.1:1")
     # As a pipeline does before the first row.
@@ -100,7 +100,7 @@ def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue
     take_over(place_of(path), "running")
     checkpoint.bind_checkpoint(spark, folder, "others", "id")
     sink = Sink(path=path, checkpoint=folder)
-    with pytest.raises(ConfigError, match="is of queue 'others'"):
+    with pytest.raises(ConfigError, match="belongs to queue 'others'"):
         run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
     check_owner(place_of(path), "running")
 
@@ -183,7 +183,7 @@ def test_a_topic_is_a_sink(spark, make_queue, queue_name, tmp_path):
 
 
 @pytest.mark.breadth
-def test_what_files_are_like(spark, make_queue, tmp_path):
+def test_files_are_named_by_day_and_batch(spark, make_queue, tmp_path):
     queue = make_queue(1)
     queue.send(*(json.dumps({"n": n, "day": f"2026-01-0{1 + n % 2}"}) for n in range(8)))
     sink = Sink(path=str(tmp_path / "rows"), partition_by=("day",))
@@ -238,14 +238,14 @@ def test_an_aggregate_that_cant_be_run_is_refused_first(spark):
         (["--format", "excel"], "format: unknown sink 'excel': use parquet, orc, json, csv, delta"),
         (["--format", "jdbc"], "unsupported URL of a database"),
         (["--format", "kafka"], "checkpoint: name a folder"),
-        (["--format", "kafka", "--aggregate", "x"], "--aggregate: of files and Delta tables only"),
+        (["--format", "kafka", "--aggregate", "x"], "--aggregate: only for files and Delta tables only"),
         (["--conf", "x"], "--conf: 'x': write it as key=value"),
         (["--conf", "executor.memory=1g"], "--conf executor.memory: is not a setting of Spark"),
         (["--max-batch", "0"], "--max-batch"),
         (["--trigger", "soon"], "--trigger"),
     ],
 )
-def test_bad_use(more, expected):
+def test_bad_use_is_refused(more, expected):
     done = CliRunner().invoke(kmq, ["pipeline", "q", "--schema", "id int", "--out", "o", *more])
     assert done.exit_code != 0
     assert expected in (done.output + str(done.exception))

@@ -350,7 +350,7 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, qu
     other = make_queue(name=f"{queue_name}-other")
     other.send("x")
     kmq = KmqSpark(spark, other.connection, other.settings)
-    with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{other.name}'"):
+    with pytest.raises(ConfigError, match=f"belongs to queue '{queue_name}', not to '{other.name}'"):
         kmq.write_stream(df, run.checkpoint)
     out = run.kmq.process(kmq.read_stream(), lambda frame: frame, "value binary")
     with pytest.raises(StreamingQueryException, match=rf"ConfigError.*not of queue '{queue_name}'"):
@@ -460,7 +460,7 @@ def test_a_checkpoint_of_another_topic_is_refused_by_the_source_too(spark, make_
     start(run.queue.name)
     other = make_queue(name=f"{queue_name}-other")
     with pytest.raises(
-        StreamingQueryException, match=f"it is of queue '{queue_name}', not of '{other.name}'"
+        StreamingQueryException, match=f"it belongs to queue '{queue_name}', not to '{other.name}'"
     ):
         start(other.name)
 

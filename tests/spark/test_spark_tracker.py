@@ -15,7 +15,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.spark.tracking import LONG_S, each_came_again_once, take
 from tracker.leadership.assignment import capacity
 from tracker.settings import TrackerSettings
-from tracker.spark.job import TrackerJob, track
+from tracker.spark.job import TrackerJob
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ def start(spark):
                 "http_port": -1,
                 **settings,
             }
-            job = track(
+            job = TrackerJob(
                 spark,
                 queue.connection,
                 queue.zookeeper,
                 trackers=trackers,
                 settings=TrackerSettings(**settings),
                 log_level="WARNING",
-            )
+            ).start()
             ends.callback(job.stop)
             until(lambda: len(job.running()) == trackers, LONG_S, job.running)
             return job
@@ -153,4 +153,4 @@ def test_a_zookeeper_that_is_away_is_said_in_one_line(spark, make_queue, monkeyp
     away = ZooKeeperConnection(hosts=f"127.0.0.1:{port}")
     monkeypatch.setattr("kmqpy.zookeeper.session.patience_s", lambda *_: 0.5)
     with pytest.raises(Unavailable, match=rf"^ZooKeeper at 127.0.0.1:{port} does not answer.*$"):
-        track(spark, make_queue(1).connection, away)
+        TrackerJob(spark, make_queue(1).connection, away).start()

@@ -301,7 +301,7 @@ def states_of(states):
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_what_is_shown(states_of, name):
+def test_each_scene_shows_its_states(states_of, name):
     scene = SCENES[name]
     rows = states_of(name).orderBy("offset").collect()
     assert [tuple(row[column] for column in scene.shows) for row in rows] == scene.expected
@@ -332,12 +332,12 @@ def test_depth_has_a_row_for_each_partition(spark, states):
         (GONE, []),
     ],
 )
-def test_latency(states_of, name, expected):
+def test_latency_has_the_quantiles_asked_for(states_of, name, expected):
     assert [tuple(row) for row in latency(states_of(name), [0.5, 0.95, 1]).collect()] == expected
 
 
 @pytest.mark.parametrize("wrong", [[], [0.5, 50], [-0.1]])
-def test_quantiles_that_are_none(wrong):
+def test_wrong_quantiles_are_refused(wrong):
     with pytest.raises(ConfigError, match=r"quantiles: .* must be numbers from 0 to 1"):
         latency(None, wrong)
 
@@ -358,7 +358,7 @@ def test_dead_letters_with_headers_that_cant_be_read(spark, partition):
     )
 
 
-def test_what_is_finished(spark):
+def test_end_markers_below_the_end_finish_messages(spark):
     log = [take(0, 0, 1, START_MS), end(0, 1, 2, START_MS), end(0, 2, 2, START_MS)]
     log += [end(0, 3, 3, START_MS), end(1, 4, 3, START_MS)]
     found = finished(frame_of(spark, log), [(0, 3), (1, 4)]).collect()

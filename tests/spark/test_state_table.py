@@ -178,7 +178,7 @@ def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, 
 
 
 @pytest.mark.breadth
-def test_markers_that_were_deleted(make_queue, kmq_of, tmp_path):
+def test_deleted_markers_are_remembered(make_queue, kmq_of, tmp_path):
     queue = make_queue(1)
     queue.send(*["m"] * 40)
     queue.mark_all(Marker(0, number, Op.TAKE, 10**12) for number in range(20))
@@ -249,7 +249,7 @@ def recreated(queue):
 
 
 @pytest.mark.breadth
-def test_two_updates_at_once(make_queue, kmq_of, tmp_path, monkeypatch):
+def test_of_two_updates_at_once_one_fails(make_queue, kmq_of, tmp_path, monkeypatch):
     queue = make_queue(1)
     queue.send("m")
     kmq = kmq_of(queue)
@@ -280,7 +280,9 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
     kmq.state_table(table).update()
     other = kmq_of(make_queue(1, f"{queue_name}-other")).state_table(table)
     for method in (other.update, other.messages, lambda: other.update(restart=True)):
-        with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{queue_name}-other'"):
+        with pytest.raises(
+            ConfigError, match=f"belongs to queue '{queue_name}', not to '{queue_name}-other'"
+        ):
             method()
     for data, problem in (
         ("{}", "not a version of a state table"),
@@ -291,7 +293,7 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
             kmq.state_table(table).update()
 
 
-def test_the_command(spark, make_queue, tmp_path, monkeypatch):
+def test_the_command_updates_a_table_and_prints_it(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)  # it is everybody's
     queue = make_queue(2)
     queue.send(*"abc")

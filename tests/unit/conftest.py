@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kmqpy.kafka.settings_mirror import SettingsMirror
+from kmqpy.testing import ManualClock
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +17,25 @@ def unknown_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SettingsMirror, "records", lambda self: None)
     monkeypatch.setattr(SettingsMirror, "write", lambda self, queues, certain=False: None)
     monkeypatch.setattr(SettingsMirror, "remove", lambda self, name: None)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def tracked():
+    from tracked import Tracked
+
+    return Tracked()
+
+
+@pytest.fixture
+def turning(tracked):
+    from tracked import with_two_queues
+
+    return with_two_queues(tracked)
 
 
 @pytest.fixture

@@ -15,6 +15,10 @@ class Log:
         self.at = 0
         self.now = T0
 
+    @property
+    def in_redelivery(self):
+        return len(self.state._entries.handed_out)
+
     def add(self, op, offset, after=LEASE, *, later=0, timestamp=None, **fields):
         self.now += later
         marker = Marker(0, offset, op, after, **fields)

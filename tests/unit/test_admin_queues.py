@@ -102,7 +102,7 @@ def test_a_queue_is_named_by_its_settings_too_and_by_nothing_else():
     ):
         with pytest.raises(ConfigError, match="queue: int is neither a name nor QueueSettings"):
             call(7)
-    with pytest.raises(ConfigError, match="name: QueueSettings is no name"):
+    with pytest.raises(ConfigError, match="type QueueSettings is not text"):
         admin.alter_queue(CUSTOM, max_redeliveries=1)
 
 

@@ -68,9 +68,9 @@ def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
     ],
 )
 def test_of_the_issue_an_address_that_can_not_be_one_is_told(text):
-    with pytest.raises(ConfigError, match=r"bootstrap: .* is no address; write it as host:"):
+    with pytest.raises(ConfigError, match=r"bootstrap: .* is not an address; write it as host:"):
         KafkaConnection(bootstrap=text)
-    with pytest.raises(ConfigError, match=r"zookeeper: .* is no address; write it as host:"):
+    with pytest.raises(ConfigError, match=r"zookeeper: .* is not an address; write it as host:"):
         ZooKeeperConnection(hosts=text)
 
 

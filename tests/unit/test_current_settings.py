@@ -5,7 +5,6 @@ import pytest
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.settings_mirror import CurrentSettings, SettingsMirror
-from kmqpy.testing import ManualClock
 
 WITH_LANES = QueueSettings(name="q", priorities=3)
 LANES = {lane.name for lane in WITH_LANES.lanes()[:-1]}
@@ -23,11 +22,6 @@ def stored(monkeypatch):
 
     monkeypatch.setattr(SettingsMirror, "find", find)
     return there
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -47,11 +47,11 @@ class Partition:
         self.record = Record(TIMESTAMP_CREATE_TIME, 0)
         self.reads = 0
         self.search = HangingTransactions(KafkaConnection(), self.clock, **arguments)
-        monkeypatch.setattr(self.search, "_behind", self._behind)
+        monkeypatch.setattr(hanging, "_behind", self._behind)
         monkeypatch.setattr(hanging, "_first_records", self._first_records)
         monkeypatch.setattr(hanging, "Topics", self._topics)
 
-    def _behind(self, _places: object) -> dict[tuple[str, int], tuple[int, int]]:
+    def _behind(self, *_: object) -> dict[tuple[str, int], tuple[int, int]]:
         return {PLACE: (self.stable, self.end)} if self.stable < self.end else {}
 
     def _first_records(self, *_: object) -> list[Record]:

@@ -370,7 +370,7 @@ class TestRedelivery:
         log.take(4, 900)
         log.wait(500)
         assert log.due(2) == [2, 3]
-        assert log.state.in_redelivery == 2
+        assert log.in_redelivery == 2
         assert log.due(2) == [1]
         assert log.due(2) == []
         assert log.state.next_due_ms() == T0 + 900
@@ -378,7 +378,7 @@ class TestRedelivery:
     def test_none_asked(self, log):
         log.take(1, 0)
         assert log.due(0) == []
-        assert log.state.in_redelivery == 0
+        assert log.in_redelivery == 0
 
     def test_in_redelivery_is_in_flight_still(self, log):
         log.take(1, 0)
@@ -391,7 +391,7 @@ class TestRedelivery:
         log.take(1, 0)
         log.due()
         log.end(1)
-        assert log.state.in_redelivery == 0
+        assert log.in_redelivery == 0
         assert 1 not in log.state
         assert log.state.safe_offset() == log.at
 
@@ -407,7 +407,7 @@ class TestRedelivery:
         log.take(2, 0)
         log.due()
         log.state.retry(1, 500)
-        assert log.state.in_redelivery == 1
+        assert log.in_redelivery == 1
         assert log.due() == []
         log.wait(500)
         assert log.due() == [1]
@@ -438,7 +438,7 @@ class TestRedelivery:
         assert len(log.due(3)) == 3
         log.end(0)
         log.state.retry_all()
-        assert log.state.in_redelivery == 0
+        assert log.in_redelivery == 0
         assert sorted(log.due()) == [1, 2, 3, 4]
         assert log.due() == []
 
@@ -447,7 +447,7 @@ class TestRedelivery:
         log.take(1, 0)
         assert log.due() == [1]
         getattr(log, again)(1, **({} if again == "dead_letter" else {"after": 0}))
-        assert log.state.in_redelivery == 1
+        assert log.in_redelivery == 1
         assert log.state.next_due_ms() is None
         assert log.due() == []
         log.end(1)

@@ -245,7 +245,6 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         entries = self.entries()
         assert {entry.offset: entry for entry in self.state} == entries
         assert len(self.state) == len(entries)
-        assert self.state.in_redelivery == len(self.in_redelivery)
         assert self.state.now_ms == self.now_ms
         assert list(self.state.in_order()) == sorted(entries.values(), key=lambda e: (e.taken_at, e.offset))
         states, due = self.state.count(self.now_ms)

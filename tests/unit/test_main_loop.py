@@ -34,11 +34,6 @@ from tracker.tracker import Tracker
 
 
 @pytest.fixture
-def tracked() -> Tracked:
-    return Tracked()
-
-
-@pytest.fixture
 def no_gc() -> Iterator[None]:
     gc.collect()
     gc.disable()

@@ -1,7 +1,7 @@
 """The tracker's main loop, without servers: no fault stops it (rule R21)."""
 
 import pytest
-from tracked import Tracked, record_of, with_two_queues
+from tracked import Tracked, record_of
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -9,16 +9,6 @@ from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.topics import TopicInfo
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.topic_probe import TopicProbe
-
-
-@pytest.fixture
-def tracked() -> Tracked:
-    return Tracked()
-
-
-@pytest.fixture
-def turning(tracked: Tracked) -> Tracked:
-    return with_two_queues(tracked)
 
 
 @pytest.mark.parametrize("phase", [TrackingPhase.CATCHING_UP, TrackingPhase.ACTIVE])

@@ -5,23 +5,13 @@ import threading
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
-from tracked import Tracked, record_of, with_two_queues
+from tracked import Tracked, record_of
 
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.replay import QueueEnd
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.reading import existence_check
 from tracker.redelivery.tick_writer import Tick
-
-
-@pytest.fixture
-def tracked() -> Tracked:
-    return Tracked()
-
-
-@pytest.fixture
-def turning(tracked: Tracked) -> Tracked:
-    return with_two_queues(tracked)
 
 
 def test_takes_beyond_the_known_end_wait_for_a_newer_one(

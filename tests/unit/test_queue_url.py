@@ -191,11 +191,11 @@ def test_a_server_that_is_away_is_named_with_what_to_check(url):
     ("url", "told"),
     [
         ("http://me:hunter2@h?queue=q", "knows no users; .*KMQ_API_KEY"),
-        ("http://h?queue=q&api_key=hunter2%20", "api_key: it is no key"),
+        ("http://h?queue=q&api_key=hunter2%20", "api_key: not a key"),
         ("http://h?queue=q&timeout_ms=0", "timeout_ms: 0 must be above 0"),
         ("http://h?queue=q&ssl_verify=false", "unknown setting 'ssl_verify'"),
-        ("https://?queue=q", "no address of a gateway; write it like https://host:8080"),
-        ("http://a:b?queue=q", "is no address"),
+        ("https://?queue=q", "not the address of a gateway; write it like https://host:8080"),
+        ("http://a:b?queue=q", "is not an address"),
     ],
 )
 def test_a_wrong_url_of_a_gateway_is_told(url, told):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
+from fake_kafka import Transactions
 
 from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers import codec
@@ -166,35 +167,18 @@ def test_a_message_of_which_no_copy_can_be_made_holds_up_no_other(monkeypatch):
     assert 0 < first.failed[3] < second.failed[3]
 
 
-class Producer:
+class Producer(Transactions):
     """Does not take records of the offsets in `odd`."""
 
-    may_end_again = False
-
     def __init__(self, odd):
+        super().__init__()
         self.odd = odd
-        self.committed, self.open = [], []
-
-    def begin_transaction(self):
-        self.open = []
 
     def produce(self, topic, value, *_, **__):
         if topic == "q":
             if value in self.odd:
                 raise ValueError("embedded null byte")
             self.open.append(value)
-
-    def flush(self, _timeout_s):
-        return 0
-
-    def commit_transaction(self, _timeout_s):
-        self.committed += self.open
-
-    def abort_transaction(self, _timeout_s):
-        self.open = []
-
-    def purge(self):
-        pass
 
 
 def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():

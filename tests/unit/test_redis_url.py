@@ -37,11 +37,11 @@ def test_a_url_says_where_the_server_is(url, settings):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("redis://", "'' is no address of a server; write it like redis://user"),
-        ("redis://a:1,b:2", "'a:1,b:2' is no address"),
-        ("redis://h:port", "no address"),
-        ("redis://h:99999", "no address"),
-        ("redis://h/x", "'/x' is no number of a database"),
+        ("redis://", "'' is not the address of a server; write it like redis://user"),
+        ("redis://a:1,b:2", "'a:1,b:2' is not the address"),
+        ("redis://h:port", "not the address"),
+        ("redis://h:99999", "not the address"),
+        ("redis://h/x", "'/x' is not the number of a database"),
         ("redis://h?prefix=", "prefix: invalid prefix ''"),
         ("redis://h?prefix=a{b", "prefix: invalid prefix 'a{b'"),
         ("redis://h?poolsize=1", "'poolsize'; did you mean pool_size"),

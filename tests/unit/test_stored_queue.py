@@ -43,11 +43,6 @@ class Noted(Telemetry):
         self.calls.append((what, count))
 
 
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
 def opened(engine, clock, telemetry=None, **settings):
     storage = StoredStorage(engine, clock=clock, telemetry=telemetry)
     storage.create("q", **settings)
@@ -251,7 +246,7 @@ def test_storages_of_others_are_found_by_their_entry_point(monkeypatch):
         (
             "mine",
             "test_stored_queue:opens_nothing",
-            "returned an object of type NoneType, which is no Storage",
+            "returned an object of type NoneType, which is not a Storage",
         ),
         ("mine", "test_stored_queue:raises", "can't be opened: ZeroDivisionError"),
     ],

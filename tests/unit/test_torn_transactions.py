@@ -3,6 +3,7 @@
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 from confluent_kafka import Message as Record
+from fake_kafka import Transactions
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import partition_reader
@@ -123,28 +124,11 @@ def test_copies_that_an_open_transaction_hides_are_waited_for(log):
         log.find(1)
 
 
-class Producer:
+class Producer(Transactions):
     """Keeps what is committed: topic, key and headers."""
-
-    may_end_again = False
-
-    def __init__(self):
-        self.open, self.committed = [], []
-
-    def begin_transaction(self):
-        self.open = []
 
     def produce(self, topic, _value, key, _partition, *, headers, **_):
         self.open.append((topic, key, dict(headers)))
-
-    def flush(self, _timeout_s):
-        return 0
-
-    def commit_transaction(self, _timeout_s):
-        self.committed += self.open
-
-    def abort_transaction(self, _timeout_s):
-        self.open = []
 
 
 class Mending:

@@ -355,7 +355,7 @@ class OwnedPartition:
 
     def has_taken(self, offset: int) -> bool:
         """Return True if the message at this offset is in flight."""
-        if offset in self.state:  # also if the log was cut, and a client took it that knows no cuts
+        if offset in self.state:  # even if the log was cut, and a client took it that knows no cuts
             return True
         return bool(self.state.cuts) and self.state.cuts.number_of(offset) in self.state
 

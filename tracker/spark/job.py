@@ -1,6 +1,6 @@
 """Keeps trackers running as long tasks of a Spark job.
 
-    with track(spark, connection, zookeeper, trackers=4) as job: ...
+    with TrackerJob(spark, connection, zookeeper, trackers=4) as job: ...
 
 Each task runs an ordinary Tracker, a member in ZooKeeper like any other. Spark places the tasks, and starts a
 task again when its process or machine dies. For each submission of the job, the driver creates an ephemeral
@@ -57,21 +57,15 @@ _MAX_FAILED_SUBMISSIONS = 5
 begins anew, at 1, with a submission that failed after all its trackers had started."""
 
 
-def track(
-    spark: SparkSession,
-    connection: KafkaConnection,
-    zookeeper: ZooKeeperConnection,
-    *,
-    trackers: int = 2,
-    settings: TrackerSettings | None = None,
-    log_level: str = "INFO",
-    log_format: str = "text",
-) -> TrackerJob:
-    """Run trackers on the executors of a Spark session, which may be one of Spark Connect.
+class TrackerJob:
+    """Runs trackers on the executors of a Spark session, which may be one of Spark Connect.
 
     kmqpy must be installed on the executors, which must reach Kafka and ZooKeeper. Spark needs a slot for
     each tracker, and no speculation. spark.task.maxFailures should be high (for a local master:
     `local[N,1000000]`): when a task has failed that often, the whole job is submitted again.
+
+    `run` blocks until the job is stopped, and returns the reports of the trackers. `start`, or a `with`
+    block, does the same in a thread; then `stop` returns the reports.
 
     Args:
         spark: The session.
@@ -83,30 +77,8 @@ def track(
             is -1.
         log_level: Of the trackers' logs.
         log_format: Likewise: text or json.
-
-    Returns:
-        The running job.
-
-    Raises:
-        ConfigError: Spark can't run the trackers, or executors lack kmqpy.
-        Unavailable: ZooKeeper does not answer.
-    """
-    return TrackerJob(
-        spark,
-        connection,
-        zookeeper,
-        trackers=trackers,
-        settings=settings,
-        log_level=log_level,
-        log_format=log_format,
-    ).start()
-
-
-class TrackerJob:
-    """Keeps trackers running on Spark until it is stopped; the arguments are those of `track`.
-
-    `run` blocks until the job is stopped, and returns the reports of the trackers. `start` does the same in a
-    thread; then `stop` returns the reports. The trackers stop when the event `stopping` is set.
+        stopping: The trackers stop when it is set.
+        clock: For tests.
     """
 
     def __init__(
@@ -151,7 +123,12 @@ class TrackerJob:
         return sorted(one for one in found[0] or () if one.startswith(f"{name}-"))
 
     def start(self) -> Self:
-        """Connect, check Spark, and run the job in a thread of its own."""
+        """Connect, check Spark, and run the job in a thread of its own.
+
+        Raises:
+            ConfigError: Spark can't run the trackers, or executors lack kmqpy.
+            Unavailable: ZooKeeper does not answer.
+        """
         self._connect()
         self._thread = threading.Thread(target=self._run_and_keep_error, name="kmq-tracker-job")
         self._thread.start()

@@ -130,7 +130,7 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
     def run(self, queue: Queue, message: Message) -> None:
         """Run the task of a message of `queue`, within a handler of a Worker.
 
-        Raises Reject for what is no task, and what the task raises.
+        Raises Reject for what is not a task, and what the task raises.
         """
         close_old_connections()
         try:
@@ -192,9 +192,9 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         try:
             task = resolve_name(path)
         except ValueError as error:
-            raise Reject(f"{shown(path)} is no path of a task") from error
+            raise Reject(f"{shown(path)} is not the path of a task") from error
         if not isinstance(task, tasks.Task):
-            raise Reject(f"{shown(path)} is no task: decorate it with @task")
+            raise Reject(f"{shown(path)} is not a task: decorate it with @task")
         try:
             return task.using(backend=self.alias, queue_name=message.queue, **how), args, kwargs
         except (InvalidTask, TypeError, ValueError) as error:

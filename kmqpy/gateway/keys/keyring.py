@@ -82,7 +82,7 @@ class ApiKey:
         except msgspec.ValidationError as error:
             raise ConfigError(f"key: what is stored lacks fields, or they are wrong: {error}") from None
         except (ValueError, RecursionError):
-            raise ConfigError("key: what is stored is no JSON") from None
+            raise ConfigError("key: what is stored is not JSON") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class FileKeys:
         self._path = path
 
     def read(self) -> Sequence[ApiKey]:
-        """See KeyStore.read; a file that does not exist holds no keys, and what is no key is left out."""
+        """See KeyStore.read; a file that does not exist holds no keys, and what is not a key is left out."""
         found = []
         for entry in self._entries():
             try:
@@ -94,7 +94,7 @@ class FileKeys:
         try:
             return [*json.loads(text)["keys"]]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ConfigError(f"keys file {str(self._path)!r}: it is no file of kmq key") from None
+            raise ConfigError(f"keys file {str(self._path)!r}: not a file of kmq key") from None
 
     def _write(self, entries: Sequence[object]) -> None:
         text = json.dumps({"keys": entries}, indent=1)

@@ -31,8 +31,8 @@ def objection(header: Callable[[str], str], own_names: Iterable[str]) -> str:
     name = _name(host)
     if name and not is_loopback(name) and name not in map(_name, own_names):
         return (
-            f"Host {host} is no name of this gateway, so a web page may have chosen it; without keys, ask it "
-            "as localhost, or start it with --advertise and that name"
+            f"Host {host} is not a name of this gateway, so a web page may have chosen it; without keys, ask "
+            "it as localhost, or start it with --advertise and that name"
         )
     return ""
 

@@ -61,11 +61,11 @@ class WireIds:
         Raises InvalidId, or InvalidChecksum for an id of another queue.
         """
         if not isinstance(text, str) or not text.isascii():
-            raise InvalidId("id: it is no text of hex digits")
+            raise InvalidId("id: not a text of hex digits")
         try:
             found = bytes.fromhex(text)
         except ValueError:
-            raise InvalidId("id: it is no text of hex digits") from None
+            raise InvalidId("id: not a text of hex digits") from None
         if len(found) < _MIN_BYTES or 2 * len(found) != len(text):  # fromhex() allows spaces
             raise InvalidId("id: it has the wrong length")
         content, checksum = found[: -_CHECKSUM.size], found[-_CHECKSUM.size :]
@@ -99,7 +99,7 @@ def _unpacked(packed: bytes) -> str:
         try:
             return packed[1:].decode()
         except UnicodeDecodeError:
-            raise InvalidId("id: it is no text") from None
+            raise InvalidId("id: not a text") from None
     if len(packed) == _NUMBER.size:
         (number,) = _NUMBER.unpack(packed)
         if number < _SHORT_PLACE:

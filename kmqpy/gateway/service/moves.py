@@ -503,4 +503,4 @@ def _parsed(body: bytes) -> tuple[str, Move]:
         ]
         return str(job["service"]), Move(*ends)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError("move: what is stored is no job") from None
+        raise ConfigError("move: what is stored is not a job") from None

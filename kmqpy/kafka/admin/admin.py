@@ -158,7 +158,8 @@ class Admin(Closeable):
         """
         if not isinstance(name, str):
             raise ConfigError(
-                f"name: {type(name).__name__} is no name; give the queue's name and the changes as arguments"
+                f"name: an object of type {type(name).__name__} is not text; give the queue's name, and the "
+                "changes as arguments"
             )
         return QueueAlteration(self._context).alter(name, partitions, retention, changes)
 

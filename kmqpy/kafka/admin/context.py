@@ -58,7 +58,7 @@ class AdminContext:
         """The registry in ZooKeeper; raises ConfigError with NO_ZOOKEEPER."""
         if not self.has_registry:
             raise ConfigError(
-                "zookeeper: no address given, and this needs the registry; name it as host:2181"
+                "zookeeper: no address given, and this needs the registry; give one like host:2181"
             )
         if self._registry is None:
             from kmqpy.kafka.admin.registry import Registry

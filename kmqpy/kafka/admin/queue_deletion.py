@@ -78,8 +78,8 @@ class QueueDeletion:
         own = {one.name: one for one in registered}.get(name)
         if unknown := [one for one in damaged if one != name]:
             raise ConfigError(
-                f"queue {unknown[0]!r}: its settings in the registry can't be read, so which topics it uses "
-                f"is not known, and none is deleted; write them anew with: kmq queue create {unknown[0]}"
+                f"queue {unknown[0]!r}: its settings in the registry can't be read, so nobody knows which "
+                f"topics it uses, and none is deleted; write them anew with: kmq queue create {unknown[0]}"
             )
         if not leftovers and own is None:
             part = f"; topic {name!r} is one of queue {users[name]!r}" if name in users else ""
@@ -107,7 +107,7 @@ class QueueDeletion:
             if name in records.unreadable_others:
                 raise TopicError(
                     f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
-                    "can't be read, so whose these topics are is not known, and none is deleted"
+                    "can't be read, so nobody knows whose these topics are, and none is deleted"
                 )
             existing = self._context.topics.names()
             if own.markers_topic not in existing:

@@ -44,7 +44,9 @@ class QueuePurge:
         registered = self._context.registry.every_queue()[0] if self._context.has_registry else []
         for one in registered:
             if name in topics_of(one):
-                raise ConfigError(f"{name!r} is the {topics_of(one)[name]} of queue {one.name!r}, no queue")
+                raise ConfigError(
+                    f"{name!r} is the {topics_of(one)[name]} of queue {one.name!r}, not a queue"
+                )
         check_new_queue_name(name)
 
     def _end_all(

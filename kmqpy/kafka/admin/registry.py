@@ -241,7 +241,7 @@ def _check_is_lane(lane: QueueSettings, data: bytes) -> None:
             f"queue {lane.lane_of!r}: its lane would have the name of queue {lane.name!r}; delete that first"
         )
     if deleting:
-        raise TopicError(f"lane {lane.name!r} is being removed; have that finished, then add it again")
+        raise TopicError(f"lane {lane.name!r} is being removed; let that finish, then add it again")
 
 
 def _check_change(name: str, data: bytes, existing: int, wanted: int) -> None:

@@ -1,7 +1,7 @@
 """Counts the messages of a queue and lists those in flight, by reading Kafka without joining a group.
 
 A message is *in flight* while it is taken and not finished. A message whose delay (`send(delay=…)`) is not
-over counts as waiting, in `depth`, like messages that nobody has taken yet; also after a client has met the
+over counts as waiting, in `depth`, like messages that nobody has taken yet; even after a client has met the
 message and written a marker that says so.
 """
 

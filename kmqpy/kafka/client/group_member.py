@@ -453,8 +453,8 @@ class GroupMember:
         if self._is_static:
             why = "another client has its instance_id, or Kafka has lost the group's last state"
         self._fatal = Fenced(
-            f"queue {self._queue.name!r}: this client is no member of group {self._queue.consumer_group} any "
-            f"more, {why} ({error.str()}); make a new client, each with an instance_id of its own"
+            f"queue {self._queue.name!r}: this client is no longer in group {self._queue.consumer_group}, "
+            f"{why} ({error.str()}); make a new client, each with an instance_id of its own"
         )
         raise self._fatal
 

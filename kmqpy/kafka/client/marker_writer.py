@@ -198,7 +198,7 @@ class MarkerWriter(Closeable):
         self._guard.raise_if_inherited()
         with self._changed:
             if self._abandoned:
-                raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, recreated")
+                raise ReceiptError(f"markers topic {self._topic}: it belongs to another queue now, recreated")
             if self._closing.is_set():
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")
             group = self._group if own is None else own
@@ -296,7 +296,7 @@ class MarkerWriter(Closeable):
                 self._work.set()
             if waiter.left:
                 waiter.done.wait(timeout_s)
-        finally:  # also when a signal handler raised: the thread would hurry for ever
+        finally:  # even when a signal handler raised: the thread would hurry for ever
             with self._changed:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)

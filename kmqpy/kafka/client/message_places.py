@@ -87,14 +87,14 @@ class MessagePlaces:
 
     def _check_topic(self, what: str, queue: str, topic_id: str) -> None:
         if queue != self._queue.name:
-            raise ReceiptError(f"{what}: it is of queue {queue!r}, not of {self._queue.name!r}")
+            raise ReceiptError(f"{what}: it belongs to queue {queue!r}, not to {self._queue.name!r}")
         self._watch_topics()
         if topic_id != self._topics.ids.queue:
             self._look_for_topics()
         if topic_id != self._topics.ids.queue:
             if self._topics.has_stale_markers:
                 raise stale_markers_error(self._queue)
-            raise ReceiptError(f"{what}: it is of another topic named {queue!r}, which was deleted since")
+            raise ReceiptError(f"{what}: it belongs to another topic named {queue!r}, deleted since")
 
 
 def some_are_receipts(messages: Sequence[Message | str]) -> bool:

@@ -39,7 +39,7 @@ class Commit:
     `markers_offset` is None where it is not known, because another kind of client made the commit. `epoch` is
     the highest leader epoch that the queue partition's log had when the message before `offset` stood there;
     None where it is not known. `cuts` are the cuts of the log. `markers_epoch` is the same as `epoch` for the
-    markers partition, and the start marker before `markers_offset`; None also where there is no such marker.
+    markers partition, and the start marker before `markers_offset`; also None where there is no such marker.
     """
 
     offset: int

@@ -64,6 +64,7 @@ class KafkaMessage(LazyMessage):
         self._context = context
 
     def ack(self, *, confirmed: bool = False) -> None:
+        """See Message.ack."""
         if self._context.client is None:
             super().ack(confirmed=confirmed)
         else:

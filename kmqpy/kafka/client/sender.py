@@ -161,7 +161,9 @@ class QueueSender:
         """Return the record of a message; raises MessageError, NotSupported."""
         priority = message.priority
         if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
-            raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {m.MAX_PRIORITY}")
+            raise MessageError(
+                f"priority: {shown(priority)} is not a whole number from 0 to {m.MAX_PRIORITY}"
+            )
         lane = self._lane_of(priority) if priority else self._queue
         if message.group is not None:
             raise NotSupported("group: queues on Kafka have none; a key keeps messages in one partition")

@@ -190,8 +190,8 @@ class StartBatch:
                 self._give_back_when_late()
                 self._hurry(closed)
                 self._errors_only.poll(_ERRORS_ONLY_POLL_S)
-        # Once given up, the producer that reports errors only says which markers it held, see rule R18 of
-        # docs/rules.md.
+        # Once given up, the producer that reports errors only says which markers it held: a
+        # partition without a leader stops only itself (rule R18).
         fatal = any(map(kafka_errors.is_fatal, self._refused + self._refused_errors_only))
         if fatal or self._has_ended_producer() or self._errors_only_holds_markers():
             self._give_up()

@@ -50,7 +50,7 @@ class NewRecord(NamedTuple):
 class TransactionClaim(Protocol):
     """The first record of a transaction, which names all messages that the transaction may end.
 
-    See rules R27 and R28 of docs/rules.md.
+    It is one record before all others (R28), and it decides within the transaction (R27 of docs/rules.md).
     """
 
     @property
@@ -94,7 +94,8 @@ class ClaimOvertaken(TransactionCancelled):
 class ProducerUnusable(Exception):
     """The producer can't go on, or the outcome of its transaction is unknown: the caller must open a new one.
 
-    `errors` are those of Kafka, the first one first. See rules R1 and R6 of docs/rules.md.
+    `errors` are those of Kafka, the first one first. Rule R1 of docs/rules.md: verify before
+    trying again; R6: a fenced producer proves no successor.
     """
 
     def __init__(self, text: str, *errors: KafkaError | None) -> None:

@@ -287,11 +287,6 @@ class InFlight:
         for offset in list(self._entries.handed_out):
             self.retry(offset, 0)
 
-    @property
-    def in_redelivery(self) -> int:
-        """The number of entries in redelivery; see take_due()."""
-        return len(self._entries.handed_out)
-
     def next_due_ms(self) -> int | None:
         """When the next entry is due, compared with `now_ms`; None if no entry waits."""
         return self._entries.next_due_ms()

@@ -217,7 +217,7 @@ class IcebergTarget(Target):
         }
         if partitions != {(column, True) for column in self.sink.partition_by}:
             raise ConfigError(
-                f"partition by: table {name!r} has {table.spec()}; name columns as it does, and only such"
+                f"partition by: table {name!r} has {table.spec()}; name the same columns, and only these"
             )
         return table
 

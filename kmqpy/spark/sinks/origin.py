@@ -71,7 +71,7 @@ def _refused(frame: pd.DataFrame, reasons: Mapping[int, str]) -> pd.DataFrame:
 def with_origin(schema: StructType) -> StructType:
     """`schema` with the columns ORIGIN, which sinks write; raises ConfigError if it has one of them."""
     if taken := {name.lower() for name in schema.names} & _TYPES.keys():
-        raise ConfigError(f"schema: column {min(taken)!r} is added by the pipeline; name yours otherwise")
+        raise ConfigError(f"schema: column {min(taken)!r} is added by the pipeline; rename yours")
     return StructType([*schema.fields, *_fields(*ORIGIN)])
 
 

@@ -65,11 +65,13 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> RemoteSto
     check_addresses(url.address, "queue url", example)
     hosts = [host for host in map(str.strip, url.address.split(",")) if host]
     if not hosts or any("/" in host for host in hosts):
-        raise ConfigError(f"queue url: {url.address!r} is no address of a gateway; write it like {example}")
+        raise ConfigError(
+            f"queue url: {url.address!r} is not the address of a gateway; write it like {example}"
+        )
     key = url.settings.get("api_key", os.environ.get(KEY_VARIABLE))
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
         where = "api_key" if "api_key" in url.settings else KEY_VARIABLE
-        raise ConfigError(f"{where}: it is no key; `kmq key create` prints one of letters and digits")
+        raise ConfigError(f"{where}: not a key; `kmq key create` prints one of letters and digits")
     timeout_ms: int = convert("timeout_ms", url.settings.get("timeout_ms", _TIMEOUT_MS), int)
     if timeout_ms <= 0:
         raise ConfigError(f"timeout_ms: {timeout_ms} must be above 0")

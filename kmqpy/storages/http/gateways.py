@@ -171,7 +171,9 @@ def _decoded(found: Answer, answer: type[T], host: str) -> T:
     if status in _OF_PROXIES or (problem is None and status >= 500):
         raise Failed(f"status {status}", not_done=False)
     if problem is None:
-        raise ConfigError(f"queue url: what answers at {host} is no gateway of this version: status {status}")
+        raise ConfigError(
+            f"queue url: what answers at {host} is not a gateway of this version: status {status}"
+        )
     raise _error(problem, host)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.settings import convert
@@ -28,16 +28,10 @@ _NOTHING = type(None)
 
 
 class RemoteStorage(Closeable):
-    """Implements kmqpy.queue.Storage. Asks the gateway what it can when it is made.
+    """Implements kmqpy.queue.Storage. Asks the gateway what it can when it is made."""
 
-    clock  this machine's clock
-    """
-
-    def __init__(
-        self, gateways: Gateways, *, clock: Clock = SYSTEM_CLOCK, telemetry: Telemetry | None = None
-    ) -> None:
+    def __init__(self, gateways: Gateways, *, telemetry: Telemetry | None = None) -> None:
         self._gateways = gateways
-        self._clock = clock
         self._telemetry = telemetry
         self._queues: OpenQueues[RemoteQueue] = OpenQueues(self._gateways.close)
         self._capabilities = _capabilities(self._ask("GET", "/v1/capabilities", shapes.Capable).capabilities)
@@ -123,7 +117,7 @@ class RemoteStorage(Closeable):
             handle,
             StoredQueueSettings.of(name, known),
             _capabilities(handle.capabilities),
-            clock=self._clock,
+            clock=SYSTEM_CLOCK,
             telemetry=self._telemetry,
             codec=codec,
             on_close=self.close if owns_storage else None,
@@ -160,5 +154,5 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) <= INT64_MAX)
         is_texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
         if not (value is None or isinstance(value, str) or is_number or is_texts):
-            raise ConfigError(f"{key}: {shown(value)} is no value of a setting")
+            raise ConfigError(f"{key}: {shown(value)} is not a value for a setting")
     return dict(settings)

@@ -77,13 +77,13 @@ def _server_settings(url: QueueUrl, *, secure: bool, engine: Any = None) -> Serv
     if socket is not None:
         if url.address or secure:
             raise ConfigError(
-                "unix_socket: no address and no TLS goes with it; write the url like redis:///0"
+                "unix_socket: goes with neither an address nor TLS; write the url like redis:///0"
             )
         host = socket
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or ("," in host and socket is None):
-        raise ConfigError(f"queue url: {url.address!r} is no address of a server; {example}")
+        raise ConfigError(f"queue url: {url.address!r} is not the address of a server; {example}")
     if not (db.isascii() and db.isdecimal()):
-        raise ConfigError(f"queue url: {url.path!r} is no number of a database; {example}")
+        raise ConfigError(f"queue url: {url.path!r} is not the number of a database; {example}")
     name = url.settings.get("application_name")
     if name is not None and not (name.isascii() and name.isprintable() and name and " " not in name):
         raise ConfigError(f"application_name: {name!r}: Redis takes printable ASCII without spaces")
@@ -109,7 +109,7 @@ def _as_the_application(url: QueueUrl, engine: Any, limits: dict[str, Any]) -> S
     pool = getattr(engine, "connection_pool", engine)
     if not isinstance(pool, ConnectionPool):
         raise ConfigError(
-            f"engine: an object of type {type(engine).__name__} is no redis.Redis, and no ConnectionPool"
+            f"engine: an object of type {type(engine).__name__} is neither a redis.Redis nor a ConnectionPool"
         )
     if url.address or url.user is not None or url.path.strip("/"):
         raise ConfigError(f"engine: it says where the server is; write the url as {url.scheme}:")

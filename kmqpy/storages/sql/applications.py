@@ -33,7 +33,7 @@ def cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
     except (AttributeError, TypeError):
         raise _refusal(
             given,
-            f"is no connection to {dialect.name} that we can use; pass one of {dialect.driver}, or one of "
+            f"is not a connection to {dialect.name} that we can use; pass one of {dialect.driver}, or one of "
             f"SQLAlchemy, a session of it, or django.db.connection, which use {dialect.driver}",
         ) from None
 

@@ -20,11 +20,10 @@ from kmqpy.storages.sql.dialect import (
     Dialect,
     Parameters,
     Picked,
-    just_taken,
     message_rows,
     situation,
 )
-from kmqpy.storages.sql.shares import listed, lock_free, rows_of, share_on
+from kmqpy.storages.sql.shares import listed, lock_free, rows_of, share_on, take_rows
 
 _MOST_PICKED = 1_000
 FIRST = (-1, -1)
@@ -191,7 +190,8 @@ def take_grouped(
         looked += len(found)
         after = found[-1].place if found else after
         size = min(2 * size, _MOST_PICKED)
-    rows = _take_rows(dialect, cursor, parameters, take.chosen, now)
+    statement = "take_chosen" if now is None else "take_picked"
+    rows = take_rows(dialect, cursor, parameters, take.chosen, now, statement)
     waiting = _let_wait(dialect, cursor, take)
     healed = go_on(dialect, cursor, take.healed, parameters)
     if not rows:
@@ -377,17 +377,3 @@ def _let_wait(dialect: Dialect, cursor: Cursor, take: _Take) -> int:
     if ids:
         dialect.change(cursor, "wait_behind", {"ids": dialect.ids(ids)})
     return len(ids)
-
-
-def _take_rows(
-    dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: Sequence[int], now: Picked | None
-) -> list[MessageRow]:
-    if not ids:
-        return []
-    given = {**parameters, "ids": dialect.ids(ids)}
-    if now is None:
-        cursor.execute(dialect.sql["take_chosen"], given)
-        return message_rows(cursor.fetchall())
-    rows = rows_of(dialect, cursor, ids)
-    dialect.change(cursor, "take_picked", given)
-    return just_taken(rows, now, parameters)

@@ -122,7 +122,7 @@ def _timeout_ms(url: QueueUrl) -> int:
 def _database_of(engine: object, url: QueueUrl) -> sqlalchemy.URL:
     """The database of an engine of the application; raises ConfigError if kmqpy can't use the engine."""
     if not isinstance(engine, sqlalchemy.Engine):
-        raise ConfigError(f"engine: an object of type {type(engine).__name__} is no engine of SQLAlchemy")
+        raise ConfigError(f"engine: an object of type {type(engine).__name__} is not an engine of SQLAlchemy")
     if url.address or url.user is not None or url.path.strip("/"):
         raise ConfigError(f"engine: it says where the database is; write the url as {url.scheme}:")
     names, driver = _ENGINES[url.scheme]

@@ -157,7 +157,9 @@ def take_shared(
     limits = _limits(settings[0])  # those that the queue has now, in whatever open queue they were altered
     look, groups, limits, is_clear, waiting = _look(dialect, cursor, parameters, limits)
     chosen, ranks = _chosen(dialect, cursor, parameters["limit"], look.heads, groups, limits)
-    rows = _take_rows(dialect, cursor, parameters, chosen, now)
+    order = {row_id: at for at, row_id in enumerate(chosen)}
+    rows = take_rows(dialect, cursor, parameters, chosen, now, "take_shared")
+    rows.sort(key=lambda row: order[row.id])
     _set_ranks(dialect, cursor, ranks)
     if rows:
         return Picked(rows, rows[0].since_ms, waiting=waiting)
@@ -297,20 +299,24 @@ def _set_ranks(dialect: Dialect, cursor: Cursor, ranks: Mapping[int, int]) -> in
     return len(free)
 
 
-def _take_rows(
-    dialect: Dialect, cursor: Cursor, parameters: Parameters, ids: Sequence[int], now: Picked | None
+def take_rows(
+    dialect: Dialect,
+    cursor: Cursor,
+    parameters: Parameters,
+    ids: Sequence[int],
+    now: Picked | None,
+    statement: str,
 ) -> list[MessageRow]:
+    """Take these rows; with None for `now`, the statement returns them. As they stand in the queue."""
     if not ids:
         return []
     given = {**parameters, "ids": dialect.ids(ids)}
     if now is None:
-        cursor.execute(dialect.sql["take_shared"], given)
-        rows = message_rows(cursor.fetchall())
-    else:
-        rows = just_taken(rows_of(dialect, cursor, ids), now, parameters)
-        dialect.change(cursor, "take_shared", given)
-    order = {row_id: at for at, row_id in enumerate(ids)}
-    return sorted(rows, key=lambda row: order[row.id])
+        cursor.execute(dialect.sql[statement], given)
+        return message_rows(cursor.fetchall())
+    rows = just_taken(rows_of(dialect, cursor, ids), now, parameters)
+    dialect.change(cursor, statement, given)
+    return rows
 
 
 def rows_of(dialect: Dialect, cursor: Cursor, ids: Sequence[int]) -> list[MessageRow]:

@@ -73,7 +73,7 @@ _POSTGRESQL_SCHEMA = (
 )
 
 _OUR_COMMENT = "COMMENT = 'kmqpy'"
-"""Marks tables of kmqpy, also while they are being created, which is no transaction in MariaDB and MySQL."""
+"""Marks tables of kmqpy, even while they are being created, which is no transaction in MariaDB and MySQL."""
 _MARIADB_DEDUP = f"""CREATE TABLE IF NOT EXISTS {{dedup}} (
     queue bigint NOT NULL,
     dedup_key char(22) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,

@@ -51,7 +51,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     is_bad = any(part in (".", "..", "zookeeper") for part in root.split("/"))
     if "//" in root or is_bad or _NOT_IN_PATHS.search(root):
         raise ConfigError(
-            f"queue url: {url.path!r} is no path of a znode; write it like zookeeper://host:2181/queues"
+            f"queue url: {url.path!r} is not the path of a znode; write it like zookeeper://host:2181/queues"
         )
     more: dict[str, Any] = {}
     if "max_packet_bytes" in url.settings:

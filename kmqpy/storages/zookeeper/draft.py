@@ -204,7 +204,7 @@ class Draft:
 
     def counts(self) -> Counts:
         """The numbers of messages, by state."""
-        return self._now_directory().counts
+        return replace(self.directory, pages=self._now_pages()).counts
 
     def next_due_ms(self) -> int | None:
         """When the next delay or lease ends by itself; None: none does."""
@@ -313,9 +313,6 @@ class Draft:
     def body_place(self, row: Row) -> tuple[int, int, int]:
         """Where a row's body is: number of the page, first id of the pack, index in the pack."""
         return self._number_of(row), row.pack, row.nth
-
-    def _now_directory(self) -> Directory:
-        return replace(self.directory, pages=self._now_pages())
 
     def _now_pages(self, first_version: int = 0) -> Pages:
         """The summaries of all pages, with the changes of this draft; new pages begin at `first_version`."""

@@ -14,12 +14,12 @@ from kmqpy.kafka.markers.codec import Marker, Op
 
 
 class TestDoctor:
-    def test_without_a_tracker(self, admin, queue_name):
+    def test_a_missing_tracker_is_an_error(self, admin, queue_name):
         admin.create_queue(queue_name)
         assert errors(admin.doctor(queue_name)) == ["no tracker runs: nothing is redelivered"]
         assert warnings(admin.doctor(queue_name)) == []
 
-    def test_planted_faults_in_topics(self, make_queue, admin_of):
+    def test_planted_faults_in_topics_are_found(self, make_queue, admin_of):
         queue = make_queue()
         admin = admin_of(queue)
         markers, dead = queue.settings.markers_topic, queue.settings.dead_letter_topic
@@ -38,7 +38,7 @@ class TestDoctor:
         ):
             assert what in found
 
-    def test_partition_counts_that_differ(self, queue, admin_of):
+    def test_partition_counts_that_differ_are_found(self, queue, admin_of):
         admin = admin_of(queue)
         from confluent_kafka.admin import NewPartitions
 

@@ -128,7 +128,7 @@ def test_redrive_sends_everything_back_as_if_never_delivered(letters, connection
     assert letters.run_redrive() == RedriveResult(0)
 
 
-def test_redrive_by_id(letters, connection, queue):
+def test_redrive_by_id_says_which_are_missing(letters, connection, queue):
     bury(connection, queue, 9_000)  # with gaps that are worth a seek
     ids = [id_of(0), id_of(8_997), id_of(17), "1-999999", "7-0", id_of(8_997)]
 
@@ -284,7 +284,7 @@ def test_one_that_the_queue_does_not_take_holds_back_no_other(letters, connectio
     assert [one.id for one in letters.list()] == [unnamed]
 
 
-def test_purge(letters, connection, queue):
+def test_purge_removes_all_that_are_left(letters, connection, queue):
     bury(connection, queue, 300)
     letters.run_redrive([id_of(0)])
 

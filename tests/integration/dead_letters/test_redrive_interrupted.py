@@ -99,7 +99,7 @@ def test_a_killed_redrive_loses_and_repeats_nothing(letters, connection, queue, 
 
 
 @pytest.mark.breadth
-def test_killed_again_and_again(letters, connection, queue):
+def test_killed_again_and_again_it_redrives_each_once(letters, connection, queue):
     bury(connection, queue, 4_200)
     for how in ("inside", "after", "inside", "between"):
         with redrive_process(connection, queue, how, 1) as killed:

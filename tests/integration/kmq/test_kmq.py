@@ -136,7 +136,7 @@ class TestFlow:
         assert found[0]["body_base64"] == "//4="
         assert found[1]["body"] == "plain"
 
-    def test_delay_and_partition(self, kmq, queue_name):
+    def test_a_delay_and_a_partition_are_kept(self, kmq, queue_name):
         made = kmq.json("queue", "create", queue_name, "--partitions", 3, "--set", "retry_delays=1s")
         assert made["retry_delays"] == ["1s"]
         sent = kmq.json("send", queue_name, "x", "--delay", "1h", "--partition", 2)
@@ -165,7 +165,7 @@ class TestFlow:
         (found,) = kmq.lines("receive", queue_name, "--zookeeper", "")
         assert found["body"] == "y"
 
-    def test_alter(self, kmq, name):
+    def test_alter_changes_what_is_named(self, kmq, name):
         assert kmq.json("queue", "alter", name, "--max-redeliveries", "9")["max_redeliveries"] == 9
         altered = kmq.json("queue", "alter", name, "--partitions", 2, "--late-acks")
         assert altered["late_acks"] is True
@@ -177,7 +177,7 @@ class TestFlow:
         assert kmq.json("queue", "alter", name, "--set", "retry_delays=")["retry_delays"] == []
         assert "can't be changed" in kmq.error("queue", "alter", name, "--set", "partitions=9")
 
-    def test_a_queue_that_collapses(self, kmq, queue_name):
+    def test_a_queue_that_collapses_hands_out_one_of_equals(self, kmq, queue_name):
         assert kmq.json("queue", "create", queue_name, "--collapse")["collapse"] is True
         kmq("queue", "create", queue_name)  # its name alone changes nothing
         assert kmq.json("queue", "describe", queue_name)["settings"]["collapse"] is True

@@ -5,26 +5,15 @@ import contextlib
 import pytest
 from leadership_support import SESSION_MS
 
-from kmqpy.kafka.admin.registry import Registry
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.leadership import Leadership
 
 
 @pytest.fixture
-def root(queue_name):
-    return f"/kmq-{queue_name}"
-
-
-@pytest.fixture
 def zk(cluster):
     with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 4_000) as client:
         yield client
-
-
-@pytest.fixture
-def registry(zk, root):
-    return Registry(zk, root)
 
 
 @pytest.fixture

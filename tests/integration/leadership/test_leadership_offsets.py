@@ -7,7 +7,7 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.settings import QueueSettings
 
 
-def test_offsets(registry, join, zk, root):
+def test_offsets_are_read_as_they_were_written(registry, join, zk, root):
     registry.register(QueueSettings(name="q"), 2)
     a = join("a")
     until(lambda: len(owned(a)) == 2)

@@ -30,8 +30,8 @@ def test_a_storage_connects_as_the_application_does(client, redis_url, queue_nam
 
 def test_clients_that_do_not_fit_are_refused(client):
     for url, wrong, text in (
-        ("redis:", "text", "str is no redis.Redis"),
-        ("redis:", redis.asyncio.Redis(), "is no redis.Redis"),
+        ("redis:", "text", "str is neither a redis.Redis"),
+        ("redis:", redis.asyncio.Redis(), "is neither a redis.Redis"),
         ("redis://host", client, "write the url as redis:"),
     ):
         with pytest.raises(ConfigError, match=text):

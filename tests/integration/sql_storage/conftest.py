@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sql_support import Place
 
-from kmqpy.queue import Queue, storage_for
+from kmqpy.queue import Queue
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb", pytest.param("mysql", marks=pytest.mark.breadth)])
@@ -21,6 +21,5 @@ def place(
 
 @pytest.fixture
 def queue(place: Place) -> Iterator[Queue]:
-    with storage_for(place.url) as storage:
-        storage.create("q")
-        yield storage.open("q")
+    with place.queue() as made:
+        yield made

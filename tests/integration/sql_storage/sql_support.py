@@ -1,10 +1,13 @@
 """What tests of the storages in SQL share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import sqlalchemy
 
+from kmqpy.queue import Queue, storage_for
 from kmqpy.storages.sql.statements import Names
 
 DRIVERS = {
@@ -13,6 +16,10 @@ DRIVERS = {
     "mariadb": "mariadb+pymysql",
     "mysql": "mysql+pymysql",
 }
+
+
+def taken(queue: Queue, limit: int = 1) -> list[str]:
+    return [one.body.decode() for one in queue.receive(limit, wait=0, lease=60)]
 
 
 class Place:
@@ -26,6 +33,13 @@ class Place:
         self.application = sqlalchemy.create_engine(
             DRIVERS[name] + url.removeprefix(name), poolclass=sqlalchemy.NullPool
         )
+
+    @contextmanager
+    def queue(self, **settings: Any) -> Iterator[Queue]:
+        """The queue `q`, made with these settings."""
+        with storage_for(self.url) as storage:
+            storage.create("q", **settings)
+            yield storage.open("q")
 
     def execute(self, *statements: str) -> list[Any]:
         """The rows of the last one."""

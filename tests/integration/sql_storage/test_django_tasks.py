@@ -117,7 +117,7 @@ def test_tasks_run_once_and_those_that_fail_become_dead_letters(project):
     assert worker.returncode == 0
     assert reasons == [
         ["nack", " OSError"],
-        ["rejected", " 'shop.no_task' is no task"],
+        ["rejected", " 'shop.no_task' is not a task"],
         ["rejected", " no task"],
         ["rejected", " no task"],
     ]

@@ -58,7 +58,7 @@ def test_a_late_acknowledgement_rolls_the_transaction_back(place: Place, queue: 
 
 
 def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="type object is no connection to"):
+    with pytest.raises(ConfigError, match="type object is not a connection to"):
         queue.send("x", transaction=object())
     elsewhere = Place("sqlite", f"sqlite:///{tmp_path}/elsewhere.db")
     with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
@@ -166,9 +166,7 @@ def test_takers_of_a_queue_that_collapses_take_turns_and_senders_have_none(place
 
 @of_several_writers
 def test_a_message_that_a_transaction_ends_is_left_and_its_twins_are_handed_out(place: Place) -> None:
-    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("c", collapse=True)
-        queue = storage.open("c")
+    with place.queue(collapse=True) as queue, ThreadPoolExecutor(1) as thread:
         first, second, _ = queue.send_many(["a", "a", "a"])
         with place.application.connect() as connection:
             queue.ack(queue.receipt(first), transaction=connection)
@@ -249,7 +247,7 @@ def test_engines_that_do_not_fit_are_refused(place: Place) -> None:
     for url, wrong, text in (
         (f"{other}:", engine, f"{other}: needs one for"),
         (f"{scheme}://host/database", engine, f"write the url as {scheme}:"),
-        (f"{scheme}:", "text", "str is no engine of SQLAlchemy"),
+        (f"{scheme}:", "text", "str is not an engine of SQLAlchemy"),
         ("memory:", engine, "memory: is neither an SQL database nor Redis"),
         ("sqlite:", sqlalchemy.create_engine("sqlite://"), "use memory:"),
     ):

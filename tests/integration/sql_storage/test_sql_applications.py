@@ -257,12 +257,12 @@ def test_what_is_no_connection_says_what_to_pass_instead(place: Place, queue: Qu
     for maker in (place.application, sessionmaker(place.application)):
         with pytest.raises(ConfigError, match=r"^transaction: .* makes connections; .*engine\.begin"):
             queue.send("x", transaction=maker)
-    with pytest.raises(ConfigError, match=r"^transaction: .* no connection .*; pass one of "):
+    with pytest.raises(ConfigError, match=r"^transaction: .* not a connection .*; pass one of "):
         queue.send("x", transaction=place.url)
     if place.name != "sqlite":
         with (
             closing(sqlite3.connect(":memory:")) as other,
-            pytest.raises(ConfigError, match=rf"type Connection is no connection to {place.name} that"),
+            pytest.raises(ConfigError, match=rf"type Connection is not a connection to {place.name} that"),
         ):
             queue.send("x", transaction=other)
     assert queue.size() == 0
@@ -279,7 +279,7 @@ def test_drivers_that_we_can_not_use_say_what_to_pass_instead(
     async def main() -> None:
         engine = create_async_engine(place.application.url.set(drivername=driver))
         async with engine.connect() as given:
-            with pytest.raises(ConfigError, match=rf"no connection to {place.name} that we can use; pass"):
+            with pytest.raises(ConfigError, match=rf"not a connection to {place.name} that we can use; pass"):
                 await given.run_sync(lambda sync: queue.send("x", transaction=sync))
         await engine.dispose()
 
@@ -293,7 +293,7 @@ async def test_an_asynchronous_connection_of_psycopg_says_what_to_pass_instead(
 ) -> None:
     url = place.application.url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        with pytest.raises(ConfigError, match="AsyncConnection is no connection to postgresql that we"):
+        with pytest.raises(ConfigError, match="AsyncConnection is not a connection to postgresql that we"):
             queue.send("x", transaction=connection)
 
 
@@ -306,9 +306,7 @@ def test_what_the_charset_of_a_connection_can_not_hold_is_refused(
     place: Place, charset: dict[str, str]
 ) -> None:
     engine = sqlalchemy.create_engine(place.application.url.update_query_dict(charset))
-    with storage_for(place.url) as storage:
-        storage.create("q", order="group")
-        queue = storage.open("q")
+    with place.queue(order="group") as queue:
         with engine.begin() as connection:
             queue.send("日本", headers={"日本": "日本"}, group="ä", transaction=connection)
         (found,) = queue.receive()

@@ -1,13 +1,12 @@
-"""Groups and dedup ids in SQL within transactions of the application, and whom their locks hold up."""
+"""Groups in SQL within transactions of the application, and whom their locks hold up."""
 
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import psycopg
 import pytest
-from sql_support import Place
+from sql_support import Place, taken
 from sqlalchemy import text
 
 from kmqpy.errors import ConfigError, Unavailable
@@ -21,17 +20,11 @@ from kmqpy.storages.sql.pipeline import Pipeline
 
 @pytest.fixture
 def grouped(place: Place) -> Iterator[Queue]:
-    with storage_for(place.url) as storage:
-        storage.create("g", order="group")
-        queue = storage.open("g")
+    with place.queue(order="group") as queue:
         queue.send_many(
             [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "a3", "a4", "b1", "b2")]
         )
         yield queue
-
-
-def taken(queue: Queue, limit: int = 1) -> list[str]:
-    return [one.body.decode() for one in queue.receive(limit, wait=0, lease=60)]
 
 
 def test_a_group_goes_on_when_the_transaction_commits(place: Place, grouped: Queue) -> None:
@@ -94,9 +87,7 @@ def test_what_a_transaction_ends_out_of_turn_comes_if_it_is_rolled_back(
 ) -> None:
     if place.name == "sqlite":
         pytest.skip("one transaction at a time")
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
         a2 = queue.send("a2", group="a")
@@ -118,9 +109,7 @@ def test_what_a_transaction_had_locked_when_its_turn_came_comes_later(
         pytest.skip("one transaction at a time")
     monkeypatch.setattr(SqlEngine, "_show_waiting", lambda *_: None)  # a taker was faster
     monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
         a2 = queue.send("a2", group="a")
@@ -137,9 +126,7 @@ def test_of_many_groups_of_the_highest_rank_the_one_comes_of_which_least_is_take
 ) -> None:
     for name, value in (("_MAX_RANK", 2), ("_FEWEST_LOOKED", 4)):
         monkeypatch.setattr(shares, name, value)
-    with storage_for(place.url) as storage:
-        storage.create("q", fair=True)
-        queue = storage.open("q")
+    with place.queue(fair=True) as queue:
         many = [f"{number}" for number in range(6)]
         queue.send_many([OutgoingMessage("x", group=name) for name in (*many * 5, "z", "z")])
         in_flight = 0
@@ -147,20 +134,6 @@ def test_of_many_groups_of_the_highest_rank_the_one_comes_of_which_least_is_take
             in_flight += len(taken(queue, 32))
         queue.send_many([OutgoingMessage(name, group=name) for name in (*many, "z", "z")])
         assert [taken(queue), taken(queue)] == [["z"], ["z"]]
-
-
-def test_a_sender_knows_how_often_a_unique_job_is_tried_now(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
-    with storage_for(place.url) as storage, storage_for(place.url) as others:
-        storage.create("q", dedup_until="acknowledged", max_redeliveries=0)
-        sender = storage.open("q")
-        job = sender.send("job", dedup_id="a")
-        others.alter("q", max_redeliveries=5)
-        assert taken(others.open("q")) == ["job"]
-        place.execute(f"UPDATE {place.names.tables['messages']} SET until_ms = 1")  # its lease ends
-        assert sender.send("job", dedup_id="a") == job
 
 
 @pytest.mark.parametrize("settings", [{"order": "group"}, {"fair": True}])
@@ -190,9 +163,7 @@ def test_what_waits_when_the_others_have_ended_unseen_comes(
 ) -> None:
     if place.name not in ("mariadb", "mysql"):
         pytest.skip("who ends a message sees all that waits for it")
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("1", group="a")
         (first,) = queue.receive(1, lease=60)
         queue.send("2", group="a")
@@ -215,9 +186,7 @@ def test_a_taker_that_can_not_look_keeps_what_it_took_and_the_next_one_looks(
 ) -> None:
     if place.name not in ("mariadb", "mysql"):
         pytest.skip("who ends a message sees all that waits for it")
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("1", group="a")
         (first,) = queue.receive(1, lease=60)
         queue.send_many([OutgoingMessage(name, group=name[0]) for name in ("a2", "a3", "b1")])
@@ -242,9 +211,7 @@ def test_an_engine_looks_at_all_that_wait_a_part_at_a_time(
 ) -> None:
     monkeypatch.setattr(groups, "_MOST_PICKED", 2)
     monkeypatch.setattr(engine, "_LOOKS_EACH_S", 0)
-    with storage_for(place.url) as storage:
-        storage.create("q", order="group")
-        queue = storage.open("q")
+    with place.queue(order="group") as queue:
         names = [f"{number}" for number in range(7)]
         queue.send_many([OutgoingMessage(name, group=name) for name in names])
         place.execute(f"UPDATE {place.names.tables['messages']} SET state = 4")
@@ -270,9 +237,7 @@ def test_what_a_server_may_have_lost_before_the_sync_is_handed_to_nobody(
         ended.append(take)
         return run(self, take, [(end, {})] if len(ended) == 1 else then)
 
-    with storage_for(place.url) as storage:
-        storage.create("q", **settings)
-        queue = storage.open("q")
+    with place.queue(**settings) as queue:
         queue.send("1", group="a")
         queue.send("2", group="b")
         monkeypatch.setattr(SqlEngine, "_sync", lost)
@@ -291,9 +256,7 @@ def test_what_a_take_has_found_is_returned_if_it_can_not_look_for_more(
         raise Unavailable("the server has just ended")
 
     monkeypatch.setattr(psycopg.Pipeline, "is_supported", lambda: pipelines)
-    with storage_for(place.url) as storage:
-        storage.create("q", order="group")
-        queue = storage.open("q")
+    with place.queue(order="group") as queue:
         queue.send_many([OutgoingMessage(f"{group}{at}", group=group) for at in range(2) for group in "ab"])
         monkeypatch.setattr(engine, "take_grouped", fail)
         found = queue.receive(9, wait=0)
@@ -311,120 +274,6 @@ def test_what_somebody_has_locked_keeps_no_other_from_being_handed_out(place: Pl
     assert taken(grouped, 9) == ["b1", "b2"]
 
 
-def test_a_dedup_id_is_free_after_a_rollback(place: Place, queue: Queue) -> None:
-    with place.application.connect() as connection:
-        queue.send("1", dedup_id="d", transaction=connection)
-        connection.rollback()
-        first = queue.send("2", dedup_id="d")
-        assert queue.send("3", dedup_id="d", transaction=connection) == first
-        connection.commit()
-    assert [one.body for one in queue.receive()] == [b"2"]
-
-
-@pytest.mark.parametrize("size", [1, 10])
-def test_sends_remove_as_many_old_dedup_ids_as_they_store(
-    place: Place, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    monkeypatch.setattr(random, "random", random.Random(1).random)
-    sends = 200
-    with storage_for(place.url) as storage:
-        storage.create("w", dedup_window_ms=1)
-        queue = storage.open("w")
-        for send in range(sends):
-            queue.send_many([OutgoingMessage("x", dedup_id=f"{send} {number}") for number in range(size)])
-    ((kept,),) = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']}")
-    assert kept < sends * size / 2
-
-
-def test_a_transaction_sends_an_id_once_as_well(place: Place, queue: Queue) -> None:
-    with place.application.connect() as connection:
-        first = queue.send("1", dedup_id="d", transaction=connection)
-        assert queue.send("2", dedup_id="d", transaction=connection) == first
-        ids = queue.send_many(
-            [OutgoingMessage(one, dedup_id=one) for one in ("z", "d", "a", "a", "b")], transaction=connection
-        )
-        connection.commit()
-    assert [ids[1], ids[3]] == [first, ids[2]]
-    messages = queue.receive(9)
-    assert [one.body for one in messages] == [b"1", b"z", b"a", b"b"]  # in the order of the sends
-    assert [one.id for one in messages] == [first, ids[0], ids[2], ids[4]]
-
-
-@pytest.fixture
-def until_acknowledged(place: Place) -> Iterator[Queue]:
-    if place.name == "sqlite":
-        pytest.skip("one transaction at a time")
-    with storage_for(place.url) as storage:
-        storage.create("u", dedup_until="acknowledged")
-        yield storage.open("u")
-
-
-@pytest.mark.parametrize("names", ["d", "zda"])
-def test_who_waits_for_a_dedup_id_sees_its_message(
-    place: Place, until_acknowledged: Queue, names: str
-) -> None:
-    batch = [OutgoingMessage(one, dedup_id=one) for one in names]
-    with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
-        first = until_acknowledged.send("1", dedup_id="d", transaction=connection)
-        second = thread.submit(until_acknowledged.send_many, batch)
-        wait([second], timeout=0.3)
-        connection.commit()
-        assert second.result()[names.index("d")] == first
-    assert taken(until_acknowledged, 9) == ["1", *names.replace("d", "")]
-
-
-def test_a_snapshot_hides_no_message_with_a_dedup_id(place: Place, until_acknowledged: Queue) -> None:
-    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
-    with strict.connect() as connection:
-        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
-        first = until_acknowledged.send("1", dedup_id="d")
-        if place.name == "postgresql":
-            with pytest.raises(ConfigError, match="read committed"):
-                until_acknowledged.send("2", dedup_id="d", transaction=connection)
-        else:
-            assert until_acknowledged.send("2", dedup_id="d", transaction=connection) == first
-            connection.commit()
-    assert taken(until_acknowledged, 9) == ["1"]
-
-
-def test_a_snapshot_shows_no_message_that_has_ended(place: Place, until_acknowledged: Queue) -> None:
-    first = until_acknowledged.send("1", dedup_id="d")
-    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
-    with strict.connect() as connection:
-        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
-        until_acknowledged.ack(until_acknowledged.receive(1))
-        if place.name == "postgresql":
-            with pytest.raises(ConfigError, match="read committed"):
-                until_acknowledged.send("2", dedup_id="d", transaction=connection)
-        else:
-            assert until_acknowledged.send("2", dedup_id="d", transaction=connection) != first
-            connection.commit()
-            assert taken(until_acknowledged) == ["2"]
-
-
-@pytest.mark.parametrize("settings", [{"order": "group"}, {"max_in_flight_per_group": 1}])
-def test_a_snapshot_hides_nobody_who_waits_and_holds_up_no_sends(
-    place: Place, settings: dict[str, Any]
-) -> None:
-    if place.name not in ("mariadb", "mysql"):
-        pytest.skip("PostgreSQL refuses it, SQLite has one transaction at a time")
-    strict = place.application.execution_options(isolation_level="REPEATABLE READ")
-    with storage_for(place.url) as storage, strict.connect() as connection:
-        storage.create("q", **settings)
-        queue = storage.open("q")
-        connection.execute(text(f"SELECT count(*) FROM {place.names.tables['messages']}")).all()
-        queue.send("first", group="a")
-        (first,) = queue.receive(1, lease=60)
-        queue.send("second", group="a")
-        assert taken(queue) == []
-        queue.ack(first, transaction=connection)
-        names = [f"other {number}" for number in range(9)]
-        for name in names:  # it locks no gap between groups
-            queue.send(name, group=name)
-        connection.commit()
-        assert sorted(taken(queue, 20)) == [*names, "second"]
-
-
 def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, grouped: Queue) -> None:
     if place.name != "postgresql":
         pytest.skip("its snapshots hide nothing from a statement that locks")
@@ -435,24 +284,8 @@ def test_a_transaction_that_would_not_see_who_waits_is_refused(place: Place, gro
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
-def test_a_batch_stores_a_dedup_id_once(queue: Queue) -> None:
-    first, second = queue.send_many([OutgoingMessage(body, dedup_id="x") for body in ("a", "b")])
-    assert first == second
-    assert taken(queue, 9) == ["a"]
-
-
-def test_a_batch_with_dedup_ids_keeps_its_order(queue: Queue) -> None:
-    bodies = [str(number) for number in range(9)]
-    ids = queue.send_many([OutgoingMessage(body, dedup_id=body) for body in bodies])
-    assert queue.send_many([OutgoingMessage(body, dedup_id=body) for body in bodies]) == ids
-    assert taken(queue, 20) == bodies
-
-
-@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
-    with storage_for(place.url) as storage:
-        storage.create("h", order="group", on_dead_letter="hold")
-        queue = storage.open("h")
+    with place.queue(order="group", on_dead_letter="hold") as queue:
         queue.send_many([OutgoingMessage(name, group="a") for name in ("a1", "a2")])
         queue.dead_letter(queue.receive(1, lease=60), confirmed=True)
         assert taken(queue) == []
@@ -461,9 +294,7 @@ def test_a_dead_letter_may_hold_its_group(place: Place) -> None:
 
 
 def test_a_purge_of_dead_letters_lets_only_those_go_on_that_they_held(place: Place) -> None:
-    with storage_for(place.url) as storage:
-        storage.create("h", order="group", on_dead_letter="hold")
-        queue = storage.open("h")
+    with place.queue(order="group", on_dead_letter="hold") as queue:
         queue.send_many(
             [OutgoingMessage(name, group=name[0]) for name in ("a1", "a2", "b1", "b2", "c1", "c2")]
         )
@@ -480,9 +311,7 @@ def test_a_purge_of_dead_letters_lets_only_those_go_on_that_they_held(place: Pla
 def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Place, is_dead: bool) -> None:
     """On the others it can't happen, or takers look for what was forgotten."""
     messages = place.names.tables["messages"]
-    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("g", order="group", on_dead_letter="hold")
-        queue = storage.open("g")
+    with place.queue(order="group", on_dead_letter="hold") as queue, ThreadPoolExecutor(1) as thread:
         queue.send("a1", group="a")
         (a1,) = queue.receive(1, lease=60)
         if is_dead:
@@ -500,59 +329,13 @@ def test_a_purge_forgets_nobody_who_was_let_wait_for_what_it_removes(place: Plac
         assert taken(queue) == ["a2"]
 
 
-def test_a_transaction_that_removes_old_dedup_ids_holds_nobody_up(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
-    with storage_for(place.url) as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("w")
-        queue = storage.open("w")
-        queue.send_many([OutgoingMessage("x", dedup_id=f"{number}") for number in range(9)])
-        place.execute(f"UPDATE {place.names.tables['dedup']} SET until_ms = 1")
-        with place.application.connect() as connection:
-            queue.send("y", dedup_id="other", transaction=connection)
-            if place.name != "sqlite":  # there the transaction is the only writer
-                thread.submit(queue.send, "z", dedup_id="5").result(30)
-            connection.commit()
-        left = place.execute(f"SELECT count(*) FROM {place.names.tables['dedup']} WHERE until_ms = 1")
-    assert left == [(0,)]
-
-
-@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
-def test_old_dedup_ids_that_can_t_be_removed_at_once_hold_up_no_transaction(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(random, "random", lambda: 0.0)  # each send removes some
-    dedup, denies = place.names.tables["dedup"], f"{place.prefix}denies"
-    with storage_for(f"{place.url}&pool_size=2&timeout_ms=100s") as storage, ThreadPoolExecutor(1) as thread:
-        storage.create("w")
-        queue = storage.open("w")
-        queue.send("x", dedup_id="old")
-        place.execute(
-            f"UPDATE {dedup} SET until_ms = 1",
-            f"CREATE FUNCTION {denies}() RETURNS trigger LANGUAGE plpgsql "
-            "AS 'BEGIN RAISE insufficient_privilege; END'",
-            f"CREATE TRIGGER denies BEFORE DELETE ON {dedup} EXECUTE FUNCTION {denies}()",
-        )
-        with place.application.connect() as connection:
-            queue.send("denied", dedup_id="1", transaction=connection)
-            pool = storage._engine._connections.pool  # type: ignore[attr-defined]
-            with pool.connect(), pool.connect():
-                thread.submit(queue.send, "busy", dedup_id="2", transaction=connection).result(30)
-            connection.commit()
-        assert taken(queue, 9) == ["x", "denied", "busy"]
-    place.execute(f"DROP FUNCTION {denies} CASCADE")
-
-
 def test_a_take_does_not_look_again_and_again_at_what_a_transaction_holds_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if place.name == "sqlite":
         pytest.skip("one transaction at a time")
     monkeypatch.setattr(groups, "CHUNK", 4)
-    with storage_for(place.url) as storage:
-        storage.create("g", order="group")
-        queue = storage.open("g")
+    with place.queue(order="group") as queue:
         queue.send("a0", group="a")
         (a0,) = queue.receive(1, lease=60)
         for number in range(1, 9):

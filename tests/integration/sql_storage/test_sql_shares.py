@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from sql_support import Place
+from sql_support import Place, taken
 
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue import Queue, Storage, storage_for
@@ -20,10 +20,6 @@ def queue_with(storage: Storage, *names: str, **settings: object) -> Queue:
     queue = storage.open("s")
     queue.send_many([OutgoingMessage(name, group=name[0]) for name in names])
     return queue
-
-
-def taken(queue: Queue, limit: int = 1) -> list[str]:
-    return [one.body.decode() for one in queue.receive(limit, wait=0, lease=60)]
 
 
 def test_a_share_goes_on_when_the_transaction_commits(place: Place, storage: Storage) -> None:

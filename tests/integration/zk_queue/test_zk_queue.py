@@ -318,7 +318,7 @@ def test_the_largest_commit_that_passes_the_check_is_accepted_by_the_server(make
     assert queue.size("out") == low
 
 
-def test_missing_queues(make):
+def test_missing_queues_are_refused(make):
     queue = make()
     tx = queue.transaction()
     with pytest.raises(QueueNotFound, match="nothing-here"):
@@ -344,7 +344,7 @@ def test_an_item_that_somebody_deleted_ends_in_a_rollback(make, zk):
     assert (drained(queue), queue.size("out")) == ([b"a"], 0)
 
 
-def test_priorities_then_order(make):
+def test_items_come_by_priority_then_order(make):
     queue = make()
     put(queue, b"a", b"b")
     put(queue, b"high", priority=9)

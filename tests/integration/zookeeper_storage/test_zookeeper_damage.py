@@ -155,7 +155,7 @@ def test_a_root_that_was_deleted_is_told_and_can_be_used_again(url, storage, zk,
 
 @pytest.mark.parametrize("root", ["/a%00b", "/a%0Ab", "/%F0%9F%98%80", "/%EF%BF%BD", "/%C2%80"])
 def test_a_root_that_zookeeper_refuses_is_a_wrong_url(zookeeper, root):
-    with pytest.raises(ConfigError, match="no path of a znode"):
+    with pytest.raises(ConfigError, match="not the path of a znode"):
         storage_for(f"zookeeper://{zookeeper.hosts}{root}")
 
 

@@ -217,9 +217,9 @@ def test_a_waiting_take_survives_the_loss_of_its_session(url):
 @pytest.mark.parametrize(
     ("rest", "named"),
     [
-        ("/a//b", "no path of a znode"),
-        ("/../b", "no path of a znode"),
-        ("/zookeeper", "no path of a znode"),
+        ("/a//b", "not the path of a znode"),
+        ("/../b", "not the path of a znode"),
+        ("/zookeeper", "not the path of a znode"),
         ("/x?timout=5s", "did you mean timeout"),
         ("/x?timeout_ms=0", "timeout_ms"),
         ("/x?timeout_ms=1000000d", "timeout_ms: .* at most a day"),

@@ -9,7 +9,6 @@ from kmqpy.kafka.client import group_member
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.testing import ManualClock
 
 LANE, MAIN = QueueSettings(name="q", retry_lane=True).lanes()
 
@@ -50,11 +49,6 @@ def consumers(monkeypatch):
     monkeypatch.setattr(librdkafka, "new_consumer", new)
     monkeypatch.setattr(librdkafka, "answers", lambda *_: True)
     return made
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

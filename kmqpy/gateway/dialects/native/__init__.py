@@ -157,7 +157,7 @@ def _query(call: Call, one: Endpoint, found: dict[str, Any]) -> Any:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except ValueError:
-        raise ConfigError("query: it can't be read; write what is no letter or digit as %XX") from None
+        raise ConfigError("query: it can't be read; write all but letters and digits as %XX") from None
     for name, value in pairs:
         if name == _REPEATED:
             found.setdefault(name, []).append(value)

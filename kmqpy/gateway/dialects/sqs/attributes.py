@@ -188,7 +188,7 @@ class Sheet:
 
 
 def read_sheet(notes: str, lease_ms: int) -> Sheet:
-    """The reverse of Sheet.notes(); what is no such text, of a queue that others made, is an empty sheet."""
+    """The reverse of Sheet.notes(); what is not such text, of a queue that others made, is an empty sheet."""
     try:
         whole = json.loads(notes or "{}")
         mine = whole.pop(_KEY, {})

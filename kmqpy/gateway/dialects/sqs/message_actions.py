@@ -450,7 +450,7 @@ async def _check_current(served: ServedQueue, handle: Handle) -> None:
 
 def _stored(served: ServedQueue, handle: Handle) -> tuple[str, str]:
     """The storage's id and receipt of the message; raises SqsError for what is none of this queue."""
-    with suppress(ReceiptError):  # who makes handles up may name what is no message
+    with suppress(ReceiptError):  # who makes handles up may name what is not a message
         id_ = served.ids.parse(handle.wire_id)
         if id_ is not None:  # else of an earlier queue of this name
             return id_, served.receipts([id_])[0]

@@ -24,7 +24,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         """Run until a signal comes; raises CommandError for another backend, and the errors of Worker."""
         found = task_backends[backend]
         if not isinstance(found, TaskBackend):
-            raise CommandError(f'TASKS["{backend}"] is no kmqpy.contrib.django.TaskBackend')
+            raise CommandError(f'TASKS["{backend}"] is not a kmqpy.contrib.django.TaskBackend')
         if found.queues and queue not in found.queues:
             raise CommandError(f"unknown queue {queue}: use one of {', '.join(sorted(found.queues))}")
         messages = found.queue(queue)

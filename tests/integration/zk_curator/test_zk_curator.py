@@ -2,60 +2,18 @@
 
 import json
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from zk_support import Cable, forbid, put_below, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
-from kmqpy.errors import Closed, ConfigError, MessageError, UnknownOutcome
-from kmqpy.zookeeper.curator import (
-    DistributedQueue,
-    ErrorMode,
-    QueueBuilder,
-    QueueSharder,
-    SimpleDistributedQueue,
-)
-from kmqpy.zookeeper.curator.item_format import encode_items
-from kmqpy.zookeeper.curator.item_names import ItemNames
+from kmqpy.errors import Closed, ConfigError, MessageError
+from kmqpy.zookeeper.curator import ErrorMode, QueueBuilder
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
-
-
-@pytest.fixture
-def zk(zookeeper):
-    with connect(zookeeper, 2_000) as client:
-        yield client
-
-
-@pytest.fixture
-def path(queue_name):
-    return f"/curator/{queue_name}/queue"
-
-
-@pytest.fixture
-def builder(zk, path):
-    def make(client=zk, **options):
-        return QueueBuilder(zk=client, path=path, **options)
-
-    return make
-
-
-class Told:
-    """A put listener."""
-
-    def __init__(self):
-        self.completed, self.failed = [], []
-
-    def put_completed(self, items):
-        self.completed.append(list(items))
-
-    def put_failed(self, items, error):
-        self.failed.append((list(items), error))
 
 
 def test_the_defaults_are_curators(builder, path):
@@ -80,7 +38,7 @@ def test_the_defaults_are_curators(builder, path):
         ({"min_items_before_refresh": -1}, "min_items_before_refresh: -1"),
     ],
 )
-def test_wrong_options(builder, options, problem):
+def test_wrong_options_are_refused(builder, options, problem):
     with pytest.raises(ConfigError, match=problem):
         builder(**options)
 
@@ -201,106 +159,6 @@ def test_a_serializer_makes_the_items_and_what_it_can_not_read_stays(builder, zk
     assert "the serializer failed (JSONDecodeError)" in caplog.text
 
 
-def test_a_kind_of_queue_of_ones_own_has_its_order_its_delay_and_its_requeue_path(builder, zk, path):
-    seen, due = [], threading.Event()
-
-    def fail_once(item):
-        seen.append(item)
-        if len(seen) == 1:
-            raise ValueError
-
-    names = ItemNames(
-        order=lambda names: sorted(names, reverse=True),
-        due_ms=lambda _name: 0 if due.is_set() else SYSTEM_CLOCK.wall_ms() + 50,
-        requeue_prefix=lambda name: f"queue-0-again-{name[-2:]}-",
-    )
-    with builder(put_in_background=False).build_queue() as producer:
-        for n in range(3):
-            producer.put(b"%d" % n)
-    with DistributedQueue(builder(consumer=fail_once, lock_path=path + "-locks"), names) as queue:
-        until(lambda: queue.last_message_count == 3)
-        assert seen == []
-        due.set()
-        until(lambda: len(seen) == 4)
-    assert seen == [b"2", b"1", b"0", b"2"]
-
-
-def test_max_items_blocks_until_there_is_room(builder):
-    with builder(max_items=2).build_queue() as producer:
-        assert producer.put(b"a")
-        assert producer.put(b"b")
-        assert not producer.put(b"c", timeout=0.1)
-        done = threading.Event()
-        thread = threading.Thread(target=lambda: producer.put(b"d") and done.set())
-        thread.start()
-        assert not done.wait(0.1)
-        seen = []
-        with builder(consumer=seen.append).build_queue():
-            until(lambda: len(seen) == 3)
-        thread.join()
-        assert done.is_set()
-    assert seen == [b"a", b"b", b"d"]
-
-
-def test_closing_frees_a_blocked_put(builder):
-    queue = builder(max_items=1).build_queue()
-    queue.start()
-    queue.put(b"a")
-    assert not queue.put(b"b", timeout=0)  # even if no watch has told of the first one yet
-    errors = []
-
-    def put():
-        try:
-            queue.put(b"b")
-        except Closed as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=put)
-    thread.start()
-    queue.close()
-    thread.join(60)
-    assert len(errors) == 1
-
-
-def test_max_items_with_puts_in_the_background_is_warned_of(builder, caplog):
-    with builder(max_items=2, put_in_background=True).build_queue():
-        assert "max_items is held only roughly" in caplog.text
-
-
-def test_a_failed_put_in_the_background_is_reported_and_flush_does_not_wait_for_it(builder, zk, path):
-    told = Told()
-    with builder(put_listeners=(told,)).build_queue() as queue:
-        queue.put(b"a")
-        queue.put_multi([b"b", b"c"])
-        assert queue.flush_puts(60)
-        assert told.completed == [[b"a"], [b"b", b"c"]]
-        zk.delete(path, recursive=True)
-        begun = SYSTEM_CLOCK.monotonic()
-        queue.put(b"d")
-        assert queue.flush_puts(60), "Curator's waits out its limit here"
-        assert SYSTEM_CLOCK.monotonic() - begun < 30
-    (items, error), *rest = told.failed
-    assert (items, type(error).__name__, rest) == ([b"d"], "NoNodeError", [])
-
-
-def test_puts_under_way_when_the_connection_closes_are_reported_as_unknown(builder, zookeeper):
-    told = Told()
-    with connect(zookeeper, 2_000) as client:
-        queue = builder(client, put_listeners=(told,), final_flush_s=0).build_queue()
-        queue.start()
-    queue.put(b"a")
-    assert queue.flush_puts(60)
-    assert isinstance(told.failed[0][1], UnknownOutcome)
-    queue.close()
-
-
-def test_a_put_in_the_foreground_makes_the_queue_again(builder, zk, path):
-    with builder(put_in_background=False).build_queue() as queue:
-        zk.delete(path, recursive=True)
-        assert queue.put(b"a")
-    assert [zk.get(f"{path}/{name}")[0] for name in zk.get_children(path)] == [encode_items([b"a"])]
-
-
 def test_a_consumer_survives_the_removal_of_the_queue_and_does_not_ask_all_the_time(builder, zk, path):
     seen, listings = [], []
     get = zk.get_children_async
@@ -313,19 +171,6 @@ def test_a_consumer_survives_the_removal_of_the_queue_and_does_not_ask_all_the_t
         assert SYSTEM_CLOCK.monotonic() - begun > 1
         queue.put(b"a")
         until(lambda: seen == [b"a"])
-
-
-def test_an_item_too_large_is_refused_before_it_is_sent(builder, zk):
-    with builder().build_queue() as queue, pytest.raises(MessageError, match=r"jute.maxbuffer"):
-        queue.put(b"x" * 1_100_000)
-    assert zk.connected
-
-
-def test_close_flushes_puts(builder, zk, path):
-    with builder().build_queue() as queue:
-        for _ in range(300):
-            queue.put(b"a")
-    assert len(zk.get_children(path)) == 300
 
 
 def test_an_executor_consumes_in_parallel_and_a_thread_factory_makes_the_thread(builder):
@@ -453,7 +298,7 @@ def test_the_consumer_is_told_of_the_connection_and_survives_a_lost_session(buil
     assert consumer.states[0] == "SUSPENDED"
 
 
-def test_last_message_count(builder):
+def test_last_message_count_is_what_was_listed(builder):
     seen = []
     with builder(put_in_background=False).build_queue() as producer:
         for _ in range(7):
@@ -478,15 +323,6 @@ def test_zookeeper_may_remove_an_empty_container(queue_name):
             assert len(zk.get_children("/a/b/queue")) == 1
 
 
-@pytest.mark.parametrize("item", [5, None, "text", bytearray(b"x"), [1, 2]])
-def test_without_a_serializer_only_bytes_are_items(builder, zk, path, item):
-    with builder().build_queue() as queue:
-        for put in queue.put, lambda one: queue.put_multi([b"a", one]):
-            with pytest.raises(MessageError, match=rf"^item: {type(item).__name__} is not bytes"):
-                put(item)
-    assert zk.get_children(path) == []
-
-
 def test_a_serializer_that_makes_no_bytes_is_an_error(builder, zk, path):
     class Text(Json):
         def serialize(self, item):
@@ -495,30 +331,6 @@ def test_a_serializer_that_makes_no_bytes_is_an_error(builder, zk, path):
     with builder(serializer=Text()).build_queue() as queue, pytest.raises(MessageError, match="returned str"):
         queue.put(5)
     assert zk.get_children(path) == []
-
-
-def test_error_mode_and_put_listeners_change_while_the_queue_runs(builder, zk, path):
-    seen, first, second = [], Told(), Told()
-
-    def fail(item):
-        seen.append(item)
-        raise ValueError
-
-    options = builder(consumer=fail, lock_path=path + "-locks", put_in_background=False)
-    with replace(options, put_listeners=(first,)).build_queue() as queue:
-        queue.add_put_listener(second)
-        queue.put(b"a")
-        until(lambda: len(seen) > 2)
-        queue.set_error_mode(ErrorMode.DELETE)
-        until(lambda: not zk.get_children(path))
-        queue.remove_put_listener(first)
-        queue.remove_put_listener(first)
-        queue.put(b"b")
-        with pytest.raises(ConfigError, match="error_mode: 'delete'"):
-            queue.set_error_mode("delete")
-    assert (first.completed, second.completed) == ([[b"a"]], [[b"a"], [b"b"]])
-    with pytest.raises(ConfigError, match="lock_path"):
-        builder().build_queue().set_error_mode(ErrorMode.DELETE)
 
 
 def test_order_delay_and_requeue_path_are_fields_of_the_builder(builder, zk, path):
@@ -547,66 +359,3 @@ def test_order_delay_and_requeue_path_are_fields_of_the_builder(builder, zk, pat
     assert seen == [b"2", b"1", b"0", b"2"]
     with pytest.raises(ConfigError, match="order: 5 can't be called"):
         builder(order=5)
-
-
-def test_a_simple_queue_hands_each_item_to_one_caller(zk, zookeeper, path):
-    queue = SimpleDistributedQueue(zk, path)
-    assert (queue.peek(), queue.poll(), queue.take(0.1)) == (None, None, None)
-    for n in range(40):
-        queue.offer(b"%d" % n)
-    assert zk.get_children(path)[0].startswith("qn-")
-    assert (queue.peek(), queue.poll()) == (b"0", b"0")
-    with connect(zookeeper) as client, ThreadPoolExecutor(4) as pool:
-        queues = [queue, SimpleDistributedQueue(client, path)] * 2
-        taken = [*pool.map(lambda one: [*iter(one.poll, None)], queues)]
-        assert Counter(one for some in taken for one in some) == Counter(b"%d" % n for n in range(1, 40))
-        waiting = pool.submit(queues[1].take)
-        queue.offer(b"late")
-        assert waiting.result(10) == b"late"
-    for item in "text", b"x" * 2_000_000:
-        with pytest.raises(MessageError):
-            queue.offer(item)
-
-
-def test_a_sharder_adds_a_queue_when_one_is_full(builder, zk, path, caplog):
-    options = builder(put_in_background=False)
-    parts = [
-        QueueSharder(
-            zk,
-            lambda one: replace(options, path=one).build_queue(),
-            path,
-            path + "-leader",
-            threshold=4,
-            check_every_s=3600,
-            max_queues=2,
-        )
-        for _ in range(2)
-    ]
-    with pytest.raises(Closed):
-        parts[0].queue()
-    with parts[0] as sharder, parts[1] as other:
-        assert sharder.paths == other.paths
-        [first] = sharder.paths
-        for n in range(4):
-            sharder.queue().put(b"%d" % n)
-        sharder.check()
-        other.check()
-        assert len(sharder.paths) == 2
-        assert {one.rpartition("/")[2] for one in sharder.paths} == set(zk.get_children(path))
-        for n in range(4):
-            sharder.queue().put(b"%d" % n)
-        assert [len(zk.get_children(one)) for one in sharder.paths] == [4, 4]
-        assert other.paths == sharder.paths
-        assert first in other.paths
-        sharder.check()
-        assert "max_queues allows no more" in caplog.text
-    assert zk.get_children(path + "-leader") == []
-
-
-def test_a_sharder_checks_by_itself(builder, zk, path):
-    def make(one):
-        return replace(builder(put_in_background=False), path=one).build_queue()
-
-    with QueueSharder(zk, make, path, path + "-leader", threshold=1, check_every_s=0.05) as sharder:
-        sharder.queue().put(b"a")
-        until(lambda: len(sharder.paths) == 2)
