@@ -23,7 +23,7 @@ def test_a_room_that_there_is_not_names_one(room, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         rooms.main()
     assert (
-        f"ROOM: {room!r} is no folder of kmqpy or tracker: use for example kmqpy/" in capsys.readouterr().err
+        f"ROOM: {room!r} is not a folder of kmqpy or tracker: use for example kmqpy/" in capsys.readouterr().err
     )
 
 
