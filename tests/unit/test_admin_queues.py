@@ -98,7 +98,6 @@ def test_a_queue_is_named_by_its_settings_too_and_by_nothing_else():
         admin.deletion,
         admin.describe_queue,
         admin.follow_topic,
-        admin.diagnose,
     ):
         with pytest.raises(ConfigError, match="queue: int is neither a name nor QueueSettings"):
             call(7)

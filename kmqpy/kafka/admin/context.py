@@ -28,18 +28,23 @@ class AdminContext:
     """Gives the parts of `Admin` the topics in Kafka, the registry in ZooKeeper, and kmq.queues.
 
     kmq.queues is the topic that tells clients without ZooKeeper the settings of queues. `timeout_s` bounds
-    each answer of a service.
+    each answer of a service. `topics`: one that asks Kafka already, if there is one.
     """
 
     def __init__(
-        self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, timeout_s: float, clock: Clock
+        self,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
+        timeout_s: float,
+        clock: Clock,
+        topics: Topics | None = None,
     ) -> None:
         self.connection = connection
         self._zookeeper = zookeeper
         self._timeout_s = timeout_s
         self.clock = clock
         self._stack = ExitStack()
-        self._topics: Topics | None = None
+        self._topics = topics
         self._registry: Registry | None = None
 
     @property
@@ -144,7 +149,7 @@ class AdminContext:
         Without an error, None instead of records says that the topic does not exist.
         """
         try:
-            return SettingsMirror(self.connection, self.topics).records(), None
+            return SettingsMirror(self.connection).records(), None
         except Unavailable as error:
             return None, error
 

@@ -132,7 +132,12 @@ class Doctor:
         return found
 
     def quick_look(self, queue: str | QueueSettings) -> list[Finding]:
-        """Like examine(), but only findings that take few requests; see Admin.diagnose()."""
+        """Like examine(), but only what takes few requests; for a tracker that begins to serve a queue.
+
+        Leaves out other consumer groups, which take a request for each group of the cluster, topics that
+        several queues share, for which the settings of all queues are read, and unusable znodes, for which
+        all znodes of the queue are read.
+        """
         return check(self._facts(*self._context.find(queue), self._context.records()[0]))
 
     def _diagnosis(
