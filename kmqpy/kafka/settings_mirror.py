@@ -251,25 +251,27 @@ class SettingsMirror:
         known = self._last_readable(name, found)
         return {} if known is None else known.topic_ids
 
-    def records(self) -> Records | None:
-        """Return the contents of kmq.queues; None if there is no such topic."""
+    def records(self, only: str | None = None) -> Records | None:
+        """Return the contents of kmq.queues, or `only` of this queue; None if there is no such topic."""
         found = self._read()
         if found is None:
             return None
         own, unreadable, others, unreadable_others = {}, set(), [], set()
-        for key, values in found.items():
+        for key in found if only is None else found.keys() & {self._key(only)}:
             prefix, _, name = key.decode(errors="replace").rpartition("/")
-            readable = [one for value in values if (one := _readable_settings(name, value)) is not None]
+            newest_first = (_readable_settings(name, value) for value in reversed(found[key]))
+            newest = next(newest_first)
+            readable = newest or next(filter(None, newest_first), None)
             if key != self._key(name):
                 if prefix.startswith("/") and prefix.endswith("/queues"):
                     if readable:
-                        others.append(readable[-1])
+                        others.append(readable)
                     elif is_topic_name(name):
                         unreadable_others.add(name)
                 continue
             if readable:
-                own[name] = readable[-1]
-            if is_topic_name(name) and _readable_settings(name, values[-1]) is None:
+                own[name] = readable
+            if is_topic_name(name) and newest is None:
                 unreadable.add(name)
         return Records(
             own=own,

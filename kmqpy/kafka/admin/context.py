@@ -143,13 +143,13 @@ class AdminContext:
             clock=self.clock,
         )
 
-    def records(self) -> tuple[Records | None, Unavailable | None]:
-        """Return the records of kmq.queues, and the error with which they could not be read.
+    def records(self, only: str | None = None) -> tuple[Records | None, Unavailable | None]:
+        """Return the records of kmq.queues, or `only` of this queue, and the error if they can't be read.
 
         Without an error, None instead of records says that the topic does not exist.
         """
         try:
-            return SettingsMirror(self.connection).records(), None
+            return SettingsMirror(self.connection).records(only), None
         except Unavailable as error:
             return None, error
 
