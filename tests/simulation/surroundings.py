@@ -20,6 +20,8 @@ QUEUE = "q"
 class Topics:
     """Answers of Kafka about the topics of the queue, without waiting."""
 
+    admin = None
+
     def __init__(self, connection: Connection, _timeout_s: float = 0.0) -> None:
         self._connection = connection
 
