@@ -105,7 +105,7 @@ class NothingHangsWatch:
 class NoMirror:
     """Clients are given their settings here."""
 
-    def __init__(self, _connection: Connection) -> None:
+    def __init__(self, _connection: Connection, _topics: Any) -> None:
         pass
 
     def write(self, _queues: Any) -> None:
