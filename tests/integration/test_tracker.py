@@ -89,7 +89,7 @@ def test_f2_a_restart_reads_from_the_safe_offset(make_queue):
     queue = make_queue(markers="jvm")
     queue.send(*(f"m{i}" for i in range(200)))
     with queue.client() as client:
-        client.ack(*collect(client, 200), confirmed=True)
+        client.ack(*collect(client, 200, lease=60.0), confirmed=True)
     with queue.registry() as registry, stopped_after(queue.tracker()) as first:
         until(lambda: value(first, queue.name, "markers_read") >= 400)
         until(lambda: stored(registry, queue) >= 400)
