@@ -66,7 +66,7 @@ class MainLoop(TrackerPart):
         self._existence = ExistenceCheck(context, kafka.ends, self._reader, cuts)
         self._probe = TopicProbe(context, kafka.probed_topics, member, kafka.markers)
         self._cut_off = CutOffKeeper(context, kafka)
-        self._mirror = MirrorKeeper(context)
+        self._mirror = MirrorKeeper(context, kafka.topics)
         self._hanging = HangingKeeper(context)
         self._health = HealthKeeper(context, self._hanging.held_back, stopping.is_set)
         takeover = Takeover(context, kafka, self._offsets, self._originals, cuts)

@@ -8,6 +8,7 @@ from functools import partial
 from kmqpy.errors import KmqError, TopicError
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.settings_mirror import SettingsMirror
+from kmqpy.kafka.topics import Topics
 from tracker.background import Pool
 from tracker.context import TrackerContext, TrackerPart
 
@@ -31,9 +32,9 @@ class MirrorKeeper(TrackerPart):
     of the queue's two topics as soon as this tracker reads the partition.
     """
 
-    def __init__(self, context: TrackerContext) -> None:
+    def __init__(self, context: TrackerContext, topics: Topics) -> None:
         super().__init__(context)
-        self._mirror = SettingsMirror(context.connection)
+        self._mirror = SettingsMirror(context.connection, topics)
         self._written: _Mirrored = {}
         self._writing = False
         self._next_comparison_at = 0.0

@@ -7,12 +7,14 @@ every older producer with this id.
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.context import AdminContext
+from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import StartsFound
@@ -278,8 +280,10 @@ class Takeover(TrackerPart):
     def _diagnose(self, queue: str) -> None:
         """Log each problem that `kmq doctor` would find with the queue. Runs once per queue, as a job."""
         try:
-            with Admin(self._connection, self._zookeeper) as admin:
-                findings = admin.diagnose(queue)
+            timeout_s, topics = self._connection.timeout_s, self._kafka.topics
+            admin = AdminContext(self._connection, self._zookeeper, timeout_s, self._clock, topics)
+            with closing(admin):
+                findings = Doctor(admin).quick_look(queue)
         except Exception as error:
             _log.warning("queue can't be checked", extra={"queue": queue, "error": str(error)})
             return

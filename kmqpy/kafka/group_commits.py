@@ -64,6 +64,8 @@ def new_cuts(
     connection: KafkaConnection, queue: QueueSettings, *known: Mapping[int, KnownRecord]
 ) -> dict[int, LogCuts]:
     """Return the cuts that took away known records, by partition; raises TopicError, Unavailable."""
+    if not any(known):
+        return {}
     with closing(_group_consumer(connection, queue)) as consumer:
         ends = _ask_ends(consumer, connection, queue, {*itertools.chain(*known)})
     found: dict[int, LogCuts] = {}
@@ -86,7 +88,7 @@ def add_cuts_of_letters(
         for epoch, offset in letters.claimed.items()
     ]
     changed = []
-    for partition, cuts in (new_cuts(connection, dead_letters, *known) if known else {}).items():
+    for partition, cuts in new_cuts(connection, dead_letters, *known).items():
         merged = ended[partition].cuts.merged(cuts)
         if merged != ended[partition].cuts:
             ended[partition].cuts = merged

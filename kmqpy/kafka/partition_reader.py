@@ -242,7 +242,13 @@ class _Reader(Closeable):
         def ask(try_s: float) -> tuple[int, int]:
             limit_s = try_s if self._has_asked else min(try_s, _FIRST_ASK_S)
             self._has_asked = True
-            return librdkafka.watermarks(self._consumer, self._topic, partition, limit_s)
+            try:
+                return librdkafka.watermarks(self._consumer, self._topic, partition, limit_s)
+            except KafkaException as exception:
+                told = kafka_errors.error_of(exception)
+                if kafka_errors.is_unknown_topic(told):  # librdkafka says so of topics that we may not see
+                    told = self._consumer.list_topics(self._topic, try_s).topics[self._topic].error or told
+                raise KafkaException(told) from exception
 
         # librdkafka reports a partition as unknown if it is new, or if its broker is slow.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)

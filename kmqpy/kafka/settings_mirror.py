@@ -194,8 +194,8 @@ class SettingsMirror:
     """Reads and writes the records of the queues under the connection's root.
 
     Every call that asks Kafka may raise Unavailable and AccessDenied. But find() and topic_ids() raise no
-    AccessDenied if Kafka knows this client and only does not allow it to read the topic. `topics` describes
-    topics for all calls; by default each call makes a Topics of its own.
+    AccessDenied if Kafka knows this client and only does not allow it to read the topic. `topics` is for
+    write(), which makes a Topics of its own by default.
     """
 
     def __init__(self, connection: KafkaConnection, topics: Topics | None = None) -> None:
@@ -251,25 +251,27 @@ class SettingsMirror:
         known = self._last_readable(name, found)
         return {} if known is None else known.topic_ids
 
-    def records(self) -> Records | None:
-        """Return the contents of kmq.queues; None if there is no such topic."""
+    def records(self, only: str | None = None) -> Records | None:
+        """Return the contents of kmq.queues, or `only` of this queue; None if there is no such topic."""
         found = self._read()
         if found is None:
             return None
         own, unreadable, others, unreadable_others = {}, set(), [], set()
-        for key, values in found.items():
+        for key in found if only is None else found.keys() & {self._key(only)}:
             prefix, _, name = key.decode(errors="replace").rpartition("/")
-            readable = [one for value in values if (one := _readable_settings(name, value)) is not None]
+            newest_first = (_readable_settings(name, value) for value in reversed(found[key]))
+            newest = next(newest_first)
+            readable = newest or next(filter(None, newest_first), None)
             if key != self._key(name):
                 if prefix.startswith("/") and prefix.endswith("/queues"):
                     if readable:
-                        others.append(readable[-1])
+                        others.append(readable)
                     elif is_topic_name(name):
                         unreadable_others.add(name)
                 continue
             if readable:
-                own[name] = readable[-1]
-            if is_topic_name(name) and _readable_settings(name, values[-1]) is None:
+                own[name] = readable
+            if is_topic_name(name) and newest is None:
                 unreadable.add(name)
         return Records(
             own=own,
@@ -290,7 +292,7 @@ class SettingsMirror:
         record says.
         """
         topics = self._topics or Topics(self._connection)
-        found = self._read(topics)
+        found = self._read()
         if found is None:
             described = topics.describe([queue.name for queue in queues])
             if not described:
@@ -347,16 +349,11 @@ class SettingsMirror:
                 return settings
         return None
 
-    def _read(self, topics: Topics | None = None) -> _ValuesByKey | None:
+    def _read(self) -> _ValuesByKey | None:
         """Return the last values of each key, and cache them; None if there is no such topic.
 
         Raises AccessDenied, Unavailable, and _TopicTooLong if there are too many records to read in time.
         """
-        # Asked first: a consumer takes ten times as long to find out that there is no such topic.
-        topics = topics or self._topics or Topics(self._connection)
-        if SETTINGS_TOPIC not in topics.describe([SETTINGS_TOPIC]):
-            _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
-            return None
         found: _ValuesByKey = {}
         deadline = SYSTEM_CLOCK.monotonic() + _READ_TIMEOUT_S
 
@@ -374,7 +371,8 @@ class SettingsMirror:
         try:
             # Uncommitted: nobody's open transaction may hide the records after it.
             partition_reader.scan(self._connection, SETTINGS_TOPIC, {0: 0}, visit, uncommitted=True)
-        except TopicError:  # the topic has just been deleted
+        except TopicError:  # there is none
+            _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
             return None
         _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), found
         return found

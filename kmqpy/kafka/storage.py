@@ -158,8 +158,7 @@ class KafkaStorage(Closeable):
                     f"kmq queue alter {name}"
                 )
             if not adopt:
-                shared = self._shared.topics()
-                refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared))
+                refuse_foreign_topics(made, self._shared.topics(), SettingsMirror(self._connection))
             admin.create_queue(
                 made, retention=None if retention_ms is None else retention_ms / 1000, **topics
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
@@ -85,6 +86,7 @@ class TopicWatch:
 
     others  names of topics that may be made or deleted: see `others_there`. Of those that this client may not
             see, Kafka is asked every five minutes
+    admin   a client to ask with, until it may be cut off; by default, and then, one of its own
     """
 
     others_there: frozenset[str] | None = None
@@ -97,6 +99,7 @@ class TopicWatch:
         ids: TopicIds,
         clock: Clock = SYSTEM_CLOCK,
         others: Iterable[str] = (),
+        admin: AdminClient | None = None,
     ) -> None:
         self._others = set(others)
         self._denied: set[str] = set()
@@ -105,7 +108,7 @@ class TopicWatch:
         self._connection = connection
         self._names = [queue.name, queue.markers_topic]
         self._clock = clock
-        self._admin: Any = None
+        self._admin = admin
         self._pending: dict[str, Future[Any]] = {}
         self._asked_at = self._known_at = clock.monotonic()
         self._next_ask = self._asked_at + _ASK_EVERY_S

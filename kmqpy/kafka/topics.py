@@ -134,6 +134,11 @@ class Topics:
         self._changed_at: dict[str, float] = {}  # by topic: when it was created or got more partitions here
         self._admin = librdkafka.new_admin(connection)
 
+    @property
+    def admin(self) -> AdminClient:
+        """The client that asks now; after a failure it may be another one."""
+        return self._admin
+
     def create(
         self,
         queue: QueueSettings,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from kmqpy.kafka.kmq_client import KmqClient
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import Message
 from kmqpy.zookeeper.session import connect
@@ -40,7 +41,7 @@ TAKER = Path(__file__).with_name("taker.py")
 
 
 def until(
-    condition: Callable[[], Any], timeout: float = 60.0, what: object = "", every: float = 0.01
+    condition: Callable[[], Any], timeout: float = 60.0, what: object = "", every: float = 0.03
 ) -> float:
     """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes.
 
@@ -130,7 +131,8 @@ class LiveQueue:
         self.settings = QueueSettings(name=name, **settings)
         self.name = name
         self.partitions = partitions
-        self.topics = Topics(self.connection)
+        self._shared = SharedConnections(self.connection, zookeeper)
+        self.topics = self._shared.topics()
         self.found: QueueTopics = self.topics.create(self.settings, partitions, replication)
         self._ends = contextlib.ExitStack()
         self._raw: Producer | None = None
@@ -181,7 +183,8 @@ class LiveQueue:
     # --- topics, as they are ------------------------------------------------------------------------
 
     def send(self, *bodies: bytes | str, **arguments: Any) -> list[str]:
-        with KmqClient(self.settings, self.connection) as producer:
+        known = QueueSettings.stored(asdict(self.settings))  # else kmq.queues is read each time
+        with KmqClient(known, self.connection, shared=self._shared) as producer:
             return producer.send_many(bodies, **{"partition": 0, **arguments})
 
     def records(self, topic: str | None = None, *, at_once: bool = False) -> list[Any]:

@@ -23,6 +23,16 @@ UNWRITABLE = {"max.message.bytes": "10"}  # no marker is that small
 WRITABLE = {"max.message.bytes": "1000000"}
 
 
+def test_a_client_asks_for_settings_and_topics_with_one_administration_client(queue, monkeypatch):
+    queue.send("m")
+    made, new_admin = [], librdkafka.new_admin
+    monkeypatch.setattr(librdkafka, "new_admin", lambda *given: made.append(given) or new_admin(*given))
+    client = queue.client()
+    collect(client, 1, ack=True)
+    nothing_comes(client, 1.2)  # until it has looked whether the topics were recreated
+    assert len(made) == 1
+
+
 # --- F1, R11, R18: start markers --------------------------------------------------------------------------
 
 

@@ -20,6 +20,8 @@ QUEUE = "q"
 class Topics:
     """Answers of Kafka about the topics of the queue, without waiting."""
 
+    admin = None
+
     def __init__(self, connection: Connection, _timeout_s: float = 0.0) -> None:
         self._connection = connection
 
@@ -103,7 +105,7 @@ class NothingHangsWatch:
 class NoMirror:
     """Clients are given their settings here."""
 
-    def __init__(self, _connection: Connection) -> None:
+    def __init__(self, _connection: Connection, _topics: Any) -> None:
         pass
 
     def write(self, _queues: Any) -> None:

@@ -14,7 +14,7 @@ def unknown_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are told nothing of their queues, and nobody tells them."""
     monkeypatch.setattr(SettingsMirror, "find", lambda self, name: None)
     monkeypatch.setattr(SettingsMirror, "topic_ids", lambda self, name, anew=False: {})
-    monkeypatch.setattr(SettingsMirror, "records", lambda self: None)
+    monkeypatch.setattr(SettingsMirror, "records", lambda *_: None)
     monkeypatch.setattr(SettingsMirror, "write", lambda self, queues, certain=False: None)
     monkeypatch.setattr(SettingsMirror, "remove", lambda self, name: None)
 

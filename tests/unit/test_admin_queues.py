@@ -98,7 +98,6 @@ def test_a_queue_is_named_by_its_settings_too_and_by_nothing_else():
         admin.deletion,
         admin.describe_queue,
         admin.follow_topic,
-        admin.diagnose,
     ):
         with pytest.raises(ConfigError, match="queue: int is neither a name nor QueueSettings"):
             call(7)
@@ -192,7 +191,7 @@ def test_topics_of_another_queue_are_kept_until_that_is_deleted():
 def test_topics_of_a_queue_of_another_root_are_kept(monkeypatch):
     """Of the same name, for example; trackers of both roots may serve them."""
     other = QueueSettings(name="q", dead_letter_topic="dead")
-    monkeypatch.setattr(SettingsMirror, "records", lambda _: Records(others=(other,)))
+    monkeypatch.setattr(SettingsMirror, "records", lambda *_: Records(others=(other,)))
     topics = FakeTopics(*topics_of(PLAIN), *topics_of(other))
     found = admin_of(FakeRegistry(PLAIN), topics).delete_queue("q")
     assert found.kept == dict.fromkeys(("q", "q__markers"), "q of another ZooKeeper root")
@@ -200,7 +199,7 @@ def test_topics_of_a_queue_of_another_root_are_kept(monkeypatch):
 
 
 def test_who_may_not_read_the_records_of_other_roots_deletes_all_the_same(monkeypatch):
-    def refuse(_):
+    def refuse(*_):
         raise AccessDenied("no right to read kmq.queues")
 
     monkeypatch.setattr(SettingsMirror, "records", refuse)

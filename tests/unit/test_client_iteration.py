@@ -34,6 +34,8 @@ class FakeWatch:
 
 
 class FakeTopics:
+    admin = None
+
     def __init__(self, connection):
         pass
 

@@ -97,10 +97,13 @@ def test_what_a_failed_job_of_a_tracker_has_used_is_gone_at_once(kafka):
 
 def test_a_watch_of_topics_learns_the_ids_again(kafka, monkeypatch):
     monkeypatch.setattr(topic_identity, "_ANSWER_TIMEOUT_S", 0.5)
-    watch = TopicWatch(kafka.connection(**NEVER_AGAIN), QueueSettings(name="t"), TopicIds("old", "old"))
+    connection = kafka.connection(**NEVER_AGAIN)
+    admin = librdkafka.new_admin(connection)
+    watch = TopicWatch(connection, QueueSettings(name="t"), TopicIds("old", "old"), admin=admin)
     assert _knows_soon(watch, within_s=10.0)
-    _cut_off(kafka, watch._admin)
+    _cut_off(kafka, admin)
     assert _knows_soon(watch, within_s=10.0)
+    assert watch._admin is not admin
 
 
 def _knows_soon(watch: TopicWatch, within_s: float = 1.0) -> bool:

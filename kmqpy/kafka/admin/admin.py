@@ -243,15 +243,6 @@ class Admin(Closeable):
         doctor = Doctor(self._context, reads_logs=reads_logs)
         return doctor.examine_all() if queue is None else doctor.examine(queue)
 
-    def diagnose(self, queue: str | QueueSettings) -> list[Finding]:
-        """Return the findings of doctor() that take few requests; for a tracker that begins to serve a queue.
-
-        Leaves out other consumer groups, which take a request for each group of the cluster, topics that
-        several queues share, for which the settings of all queues are read, and unusable znodes, for which
-        all znodes of the queue are read.
-        """
-        return Doctor(self._context).quick_look(queue)
-
     def unusable_znodes(self, queue: str | QueueSettings | None = None) -> list[UnusableZnode]:
         """Return the unusable znodes of one queue, or of all queues and trackers.
 

@@ -28,18 +28,23 @@ class AdminContext:
     """Gives the parts of `Admin` the topics in Kafka, the registry in ZooKeeper, and kmq.queues.
 
     kmq.queues is the topic that tells clients without ZooKeeper the settings of queues. `timeout_s` bounds
-    each answer of a service.
+    each answer of a service. `topics`: one that asks Kafka already, if there is one.
     """
 
     def __init__(
-        self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, timeout_s: float, clock: Clock
+        self,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
+        timeout_s: float,
+        clock: Clock,
+        topics: Topics | None = None,
     ) -> None:
         self.connection = connection
         self._zookeeper = zookeeper
         self._timeout_s = timeout_s
         self.clock = clock
         self._stack = ExitStack()
-        self._topics: Topics | None = None
+        self._topics = topics
         self._registry: Registry | None = None
 
     @property
@@ -138,13 +143,13 @@ class AdminContext:
             clock=self.clock,
         )
 
-    def records(self) -> tuple[Records | None, Unavailable | None]:
-        """Return the records of kmq.queues, and the error with which they could not be read.
+    def records(self, only: str | None = None) -> tuple[Records | None, Unavailable | None]:
+        """Return the records of kmq.queues, or `only` of this queue, and the error if they can't be read.
 
         Without an error, None instead of records says that the topic does not exist.
         """
         try:
-            return SettingsMirror(self.connection, self.topics).records(), None
+            return SettingsMirror(self.connection).records(only), None
         except Unavailable as error:
             return None, error
 

@@ -33,7 +33,7 @@ from kmqpy.kafka.admin.checks.trackers import (
 )
 from kmqpy.kafka.admin.checks.transactions import check_hanging
 from kmqpy.kafka.admin.checks.znodes import unreadable_settings, unusable_znodes
-from kmqpy.kafka.admin.context import AdminContext
+from kmqpy.kafka.admin.context import AdminContext, name_of
 from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
@@ -104,7 +104,8 @@ class Doctor:
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
         """Return the findings about one queue; raises QueueNotFound."""
         with contextlib.closing(self._damage):
-            return self._diagnosis(queue, *self._context.topics.groups(), self._context.records()[0])
+            records, _ = self._context.records(name_of(queue))
+            return self._diagnosis(queue, *self._context.topics.groups(), records)
 
     def examine_all(self) -> list[Finding]:
         """Return the findings about every registered queue, and about topics and znodes of no queue."""
@@ -132,8 +133,13 @@ class Doctor:
         return found
 
     def quick_look(self, queue: str | QueueSettings) -> list[Finding]:
-        """Like examine(), but only findings that take few requests; see Admin.diagnose()."""
-        return check(self._facts(*self._context.find(queue), self._context.records()[0]))
+        """Like examine(), but only what takes few requests; for a tracker that begins to serve a queue.
+
+        Leaves out other consumer groups, which take a request for each group of the cluster, topics that
+        several queues share, for which the settings of all queues are read, and unusable znodes, for which
+        all znodes of the queue are read.
+        """
+        return check(self._facts(*self._context.find(queue), self._context.records(name_of(queue))[0]))
 
     def _diagnosis(
         self,

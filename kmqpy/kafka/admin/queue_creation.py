@@ -176,7 +176,7 @@ class QueueCreation:
 
     def _recorded_ids(self, name: str) -> Mapping[str, str]:
         """Return the topic ids in the queue's record in kmq.queues; empty if there is none."""
-        records, error = self._context.records()
+        records, error = self._context.records(name)
         if error is not None:
             _log.warning("whether topics of queue %s were recreated is not known: %s", name, error)
         return {} if records is None or name not in records.own else records.own[name].topic_ids

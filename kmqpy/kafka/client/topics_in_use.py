@@ -47,7 +47,8 @@ class TopicsInUse:
         check_topics(queue, found, connection)
         self._current = _Current(found.ids, self._new_writer(found.ids))
         self.has_stale_markers = False
-        self._watch = TopicWatch(connection, queue, found.ids, clock, queue.possible_lanes())
+        lanes, admin = queue.possible_lanes(), self._topics.admin
+        self._watch = TopicWatch(connection, queue, found.ids, clock, lanes, admin)
         self._partitions = found.markers.partitions
 
     @property

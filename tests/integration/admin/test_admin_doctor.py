@@ -8,7 +8,7 @@ from support import delete_topic, until
 
 from kmqpy.errors import TopicError
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.codec import Marker, Op
 
@@ -103,7 +103,7 @@ class TestDoctor:
                 asked.extend(one.group_id for one in wanted) or list_offsets(wanted, **more)
             ),
         )
-        admin.diagnose(first.name)
+        Doctor(admin._context).quick_look(first.name)
         assert (listed, asked) == ([], [])
         found = admin.doctor()
         assert {one.queue for one in found} >= {first.name, second.name}
@@ -112,7 +112,7 @@ class TestDoctor:
         assert {f"kmq-{first.name}", f"kmq-{second.name}"} <= set(asked)
 
     def test_a_tracker_asks_for_its_own_group_only(self, queue, monkeypatch, caplog):
-        monkeypatch.setattr(Admin, "doctor", None)
+        monkeypatch.setattr(Doctor, "examine", None)
         queue.tracker()
         until(lambda: "one replica only" in caplog.text)
 
