@@ -22,9 +22,8 @@ def test_a_room_that_there_is_not_names_one(room, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["rooms", *room.split()])
     with pytest.raises(SystemExit):
         rooms.main()
-    assert (
-        f"ROOM: {room!r} is not a folder of kmqpy or tracker: use for example kmqpy/" in capsys.readouterr().err
-    )
+    told = f"ROOM: {room!r} is not a folder of kmqpy or tracker: use for example kmqpy/"
+    assert told in capsys.readouterr().err
 
 
 def test_those_who_import_a_room_are_its_tests():
