@@ -245,6 +245,8 @@ class _Reader(Closeable):
             try:
                 return librdkafka.watermarks(self._consumer, self._topic, partition, limit_s)
             except KafkaException as exception:
+                if not self._unread:
+                    self._consumer.poll(0)  # it reports why it can't connect
                 told = kafka_errors.error_of(exception)
                 if kafka_errors.is_unknown_topic(told):  # librdkafka says so of topics that we may not see
                     told = self._consumer.list_topics(self._topic, try_s).topics[self._topic].error or told
