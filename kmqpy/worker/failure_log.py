@@ -20,11 +20,12 @@ class FailureLog:
 
     def report(self, what: str, text: str, error: BaseException, count: int = 1) -> None:
         """Log `text` with the error, and count `count` failures of the kind `what`."""
-        extra: dict[str, object] = {"queue": self._queue}
+        why = described(error)  # in the text, too: most formatters show no fields
+        extra: dict[str, object] = {"queue": self._queue, "error": why}
         if count > 1:
             extra["count"] = count
         trace = None if isinstance(error, KmqError) else error
-        _log.warning("%s: %s", text, described(error), exc_info=trace, extra=extra)
+        _log.warning("%s: %s", text, why, exc_info=trace, extra=extra)
         self.count(what, count)
 
     def count(self, what: str, count: int = 1) -> None:
