@@ -22,7 +22,8 @@ class KafkaClients:
     markers        reads the markers of all partitions
     ends           asks Kafka for the end offsets of queues
     tick_writer    appends ticks: markers that only tell the broker's time
-    topics         describes topics at takeovers and for kmq.queues, and looks for dead-letter topics
+    topics         describes topics at takeovers and for the doctor's checks, makes and writes kmq.queues, and
+                   looks for dead-letter topics
     probed_topics  describes topics for TopicProbe; its calls time out after `_PROBE_TIMEOUT_S`
     """
 

@@ -170,7 +170,7 @@ def gateway(
         if keys is None or not _may_have_keys(keys):
             kept, then = f"--storage {_shown(_split(_given(urls)[0])[1])}", ""
             if keys is None:
-                kept, then = "--keys FILE", ", then kmq gateway --keys FILE"
+                kept, then = "--keys FILE", ", then start this gateway with --keys FILE"
             warn(
                 "no keys: whoever can connect may do everything; "
                 f"kmq key {kept} create --role queue_standard{then}"

@@ -167,7 +167,7 @@ class Gateway:
             raise ConfigError(
                 f"host: {settings.host} can be reached from elsewhere, and there are no keys; make one with: "
                 "kmq key --storage URL create --role queue_standard, with the URL of this gateway "
-                "(on Kafka --keys FILE, for both)"
+                "(on Kafka: --keys FILE, here and for the gateway)"
             )
         self.port: int = self._sockets[0].getsockname()[1]
         self.admin_port: int = self._sockets[-1].getsockname()[1]

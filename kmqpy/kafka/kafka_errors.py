@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -259,13 +259,25 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
     return KmqError(f"{doing}: {text}")
 
 
-@contextmanager
-def translating(doing: str, connection: KafkaConnection) -> Iterator[None]:
-    """Raise a KafkaException of the block as what translated() makes of it."""
-    try:
-        yield
-    except KafkaException as exception:
-        raise translated(error_of(exception), doing, connection) from exception
+class translating:  # noqa: N801 # it reads as a function
+    """Raise a KafkaException of the block as what translated() makes of it.
+
+    Not by a generator: with Python 3.12 the exception would refer to itself, and keep clients until a garbage
+    collection, perhaps in a thread of librdkafka.
+    """
+
+    def __init__(self, doing: str, connection: KafkaConnection) -> None:
+        self._doing = doing
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KafkaException):
+            raise translated(error_of(error), self._doing, self._connection) from error
 
 
 def connection_key(connection: KafkaConnection) -> tuple[str, int]:

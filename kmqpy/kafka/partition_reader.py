@@ -26,9 +26,10 @@ _BATCH_RECORDS = 10_000
 """A reader takes at most this many records from librdkafka at once, after the first of them."""
 _POLL_S = 0.1
 """Seconds that a reader waits for a record before it checks whether `timeout_s` is over."""
-_FIRST_ASK_S = 0.2
-"""The time limit of a reader's first question. Librdkafka may ask it on a connection that it is about to
-close (one in a hundred times, more under load), and repeats it by itself only 0.7 s later."""
+_FIRST_ASKS_S = (0.2, 1.3)
+"""The time limits of a reader's first questions. Librdkafka may ask it on a connection that it is about to
+close (one in a hundred times, more under load), and repeats it by itself only 0.7 s later. After a
+second one that fails it is known whether Kafka refuses us."""
 _MAX_READ_GAP = 1_000
 """read_at() skips a gap of more offsets than this between two wanted records; it reads a shorter gap."""
 
@@ -217,7 +218,7 @@ class _Reader(Closeable):
         self._timeout_s = connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._unread: set[int] = set()
-        self._has_asked = False
+        self._first_asks_s = iter(_FIRST_ASKS_S)
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,
             {
@@ -240,8 +241,7 @@ class _Reader(Closeable):
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         def ask(try_s: float) -> tuple[int, int]:
-            limit_s = try_s if self._has_asked else min(try_s, _FIRST_ASK_S)
-            self._has_asked = True
+            limit_s = min(try_s, next(self._first_asks_s, try_s))
             try:
                 return librdkafka.watermarks(self._consumer, self._topic, partition, limit_s)
             except KafkaException as exception:
@@ -249,7 +249,8 @@ class _Reader(Closeable):
                     self._consumer.poll(0)  # it reports why it can't connect
                 told = kafka_errors.error_of(exception)
                 if kafka_errors.is_unknown_topic(told):  # librdkafka says so of topics that we may not see
-                    told = self._consumer.list_topics(self._topic, try_s).topics[self._topic].error or told
+                    found = self._consumer.list_topics(self._topic, try_s).topics.get(self._topic)
+                    told = (found and found.error) or told
                 raise KafkaException(told) from exception
 
         # librdkafka reports a partition as unknown if it is new, or if its broker is slow.

@@ -380,6 +380,7 @@ _OF_KMQPY: Mapping[str, tuple[str, ...]] = {
     "check.crcs": ("true",),
     "enable.auto.commit": ("false",),
     "auto.offset.reset": (),
+    "allow.auto.create.topics": ("false",),
     "isolation.level": (),
     "group.id": (),
     "group.instance.id": (),

@@ -60,7 +60,8 @@ class FunctionCodec:
         to_body: Makes bytes of an object. What it raises becomes MessageError in send().
         from_body: Makes the object of a body. What it raises becomes DecodeError, which holds the body.
         unavailable: Errors that say nothing of the object or body, such as those of a schema registry. They,
-            broken connections and time-outs, also as causes of other errors, become Unavailable: try again.
+            broken connections, TLS errors and time-outs, even as causes of other errors or hidden by
+            `from None`, become Unavailable: try again. A codec that handles one itself raises DecodeError.
     """
 
     to_body: Callable[[Any], bytes | None]
@@ -93,6 +94,6 @@ class FunctionCodec:
         cause: BaseException | None = error
         while cause is not None and cause not in seen:
             if isinstance(cause, (*_AWAY, *self.unavailable)):
-                raise Unavailable(f"what the codec needs: {type(error).__name__}") from error
+                raise Unavailable(f"what the codec needs: {type(cause).__name__}") from None
             seen.append(cause)
             cause = cause.__cause__ or cause.__context__  # even a suppressed one: httpcore hides its sockets'

@@ -190,7 +190,9 @@ class BaseQueue(Closeable):
             raise MessageError(f"priority: {shown(priority)} is not a whole number from 0 to {MAX_PRIORITY}")
         if priority:
             if self._settings.keeps_groups:
-                raise NotSupported("priority: queues with groups in order, fair or capped ones have none")
+                raise NotSupported(
+                    "priority: queues with groups in order, with fair shares or caps have none"
+                )
             self._check_can("priority", self._capabilities.priority)
         if group is not None:
             self._check_can("group", self._capabilities.groups)

@@ -25,7 +25,7 @@ class FailureLog:
         if count > 1:
             extra["count"] = count
         trace = None if isinstance(error, KmqError) else error
-        _log.warning("%s: %s", text, why, exc_info=trace, extra=extra)
+        _log.warning(f"{text}: %s", why, exc_info=trace, extra=extra)
         self.count(what, count)
 
     def count(self, what: str, count: int = 1) -> None:

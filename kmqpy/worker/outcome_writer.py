@@ -111,8 +111,8 @@ class OutcomeWriter:
         # In this context the span of ack() or nack() belongs to the trace of the first message.
         context = group[0].context or Context()
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
-        if failed:  # the messages are redelivered when their leases end
+        if failed:
             error = next(iter(failed.values()))
-            fate = "lost" if self._queue.at_most_once else "redelivered"
-            text = f"messages could not be acknowledged or given back; they will be {fate}"
+            fate = "are lost" if self._queue.at_most_once else "come again when their leases end"
+            text = f"messages could not be acknowledged or given back; they {fate}"
             self._failures.report("finish", text, error, len(failed))

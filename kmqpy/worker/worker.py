@@ -320,7 +320,7 @@ class Worker:
             failure.__cause__ = error
         self._failure = self._failure or failure
         extra = {"queue": self._queue.name, "error": str(failure)}
-        _log.error("worker ends", exc_info=failure.__cause__, extra=extra)
+        _log.error("worker ends: %s", failure, exc_info=failure.__cause__, extra=extra)
         self.stop(wait=False)
 
     # --- taking -----------------------------------------------------------------------------------

@@ -140,8 +140,8 @@ def no_answers(listening: socket.socket) -> None:
     with suppress(OSError):
         while True:
             connection, _ = listening.accept()
-            connection.recv(1)
-            connection.close()
+            with connection, suppress(OSError):
+                connection.recv(1)
 
 
 @pytest.fixture(params=["nobody listens", "closes connections", "speaks no TLS"])

@@ -131,10 +131,11 @@ class LiveQueue:
         self.settings = QueueSettings(name=name, **settings)
         self.name = name
         self.partitions = partitions
+        self._ends = contextlib.ExitStack()
         self._shared = SharedConnections(self.connection, zookeeper)
+        self._ends.callback(self._shared.close)
         self.topics = self._shared.topics()
         self.found: QueueTopics = self.topics.create(self.settings, partitions, replication)
-        self._ends = contextlib.ExitStack()
         self._raw: Producer | None = None
         if register:
             self.register()
@@ -183,6 +184,7 @@ class LiveQueue:
     # --- topics, as they are ------------------------------------------------------------------------
 
     def send(self, *bodies: bytes | str, **arguments: Any) -> list[str]:
+        """Send by the settings that the queue was made with."""
         known = QueueSettings.stored(asdict(self.settings))  # else kmq.queues is read each time
         with KmqClient(known, self.connection, shared=self._shared) as producer:
             return producer.send_many(bodies, **{"partition": 0, **arguments})

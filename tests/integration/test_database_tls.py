@@ -137,7 +137,7 @@ def test_a_queue_works_by_tls_and_is_refused_without_what_is_demanded(
         ("program_name=shop", "did you mean application_name"),
         ("ssl_ca_certs=no.pem", "ssl_ca_certs: the file 'no.pem' can't be read"),
         ("ssl_verify=perhaps", "ssl_verify"),
-        ("ssl_keyfile=/dev/null", "ssl_certfile names its certificate"),
+        ("ssl_keyfile=/dev/null", "give it as ssl_certfile"),
         ("ssl_verify=false&ssl_ca_certs=/dev/null", "trusts every certificate"),
     ],
 )

@@ -124,7 +124,7 @@ class TestOutcomes:
             queue.wait_until_finished(1)
         assert queue.of("ack") == ["r2"]
         assert failures.what == ["finish"]
-        assert "redelivered: ReceiptError: " in caplog.text  # however the program formats its log
+        assert "when their leases end: ReceiptError: " in caplog.text  # however the program formats its log
 
     def test_messages_that_end_while_an_acknowledgement_is_under_way_are_acknowledged_together(self):
         queue = FakeQueue(*["x"] * 20)

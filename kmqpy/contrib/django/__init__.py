@@ -43,7 +43,7 @@ except ModuleNotFoundError:
 __all__ = ["TaskBackend", "task_backends"]
 
 _OPTIONS = {"url", "database", "atomic"}
-_opened: dict[tuple[int, str, Telemetry | None], Queue] = {}
+_opened: dict[tuple[int, str, int], Queue] = {}
 """By process, since servers fork, url and telemetry; Django makes a backend for each thread and each ASGI
 request."""
 
@@ -60,7 +60,7 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
               what it does in the database is done once
 
     Results are not kept. Raises ImproperlyConfigured for options that are missing or unknown. A subclass may
-    set `telemetry`, which hears of sends and tasks.
+    set `telemetry`, one object for all its backends, which hears of sends and tasks.
     """
 
     telemetry: Telemetry | None = None
@@ -88,7 +88,7 @@ class TaskBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no types
         """The queue of a `queue_name`; opened at its first use in each process."""
         url = self.options["url"]
         url = f"{url}{'&' if '?' in url else '?'}queue={quote(name, safe='')}"
-        place = os.getpid(), url, self.telemetry
+        place = os.getpid(), url, id(self.telemetry)
         if place not in _opened:
             made = queue_for(url, telemetry=self.telemetry)
             if _opened.setdefault(place, made) is not made:  # another thread was faster

@@ -454,7 +454,7 @@ class GroupMember:
             why = "another client has its instance_id, or Kafka has lost the group's last state"
         self._fatal = Fenced(
             f"queue {self._queue.name!r}: this client is no longer in group {self._queue.consumer_group}, "
-            f"{why} ({error.str()}); make a new client, each with an instance_id of its own"
+            f"because {why} ({error.str()}); make a new client, each with an instance_id of its own"
         )
         raise self._fatal
 

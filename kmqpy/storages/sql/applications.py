@@ -53,7 +53,7 @@ def _cursor_on(dialect: Dialect, given: Any) -> tuple[Cursor, bool]:
         given = given.dbapi_connection
     if isinstance(given, sqlalchemy.AdaptedConnection):
         return _AsyncCursor(dialect, given), dialect.commits_alone(given.driver_connection)
-    if type(given).__module__.startswith("django."):
+    if hasattr(given, "validate_no_broken_transaction"):  # Django's, or of a package that wraps it
         given.validate_no_broken_transaction()
         given.cursor().close()  # it connects, and checks the connection's health
         given = given.connection

@@ -307,7 +307,7 @@ def take_rows(
     now: Picked | None,
     statement: str,
 ) -> list[MessageRow]:
-    """Take these rows; with None for `now`, the statement returns them. As they stand in the queue."""
+    """Take these rows; with None for `now`, the statement returns them, in the queue's order."""
     if not ids:
         return []
     given = {**parameters, "ids": dialect.ids(ids)}

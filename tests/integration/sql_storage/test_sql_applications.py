@@ -198,7 +198,7 @@ def test_a_request_closes_a_connection_of_djangos_that_has_broken(
     from django.db import close_old_connections, connection
 
     id_of, end = {
-        "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+        "postgresql": ("pg_backend_pid()", "SELECT pg_terminate_backend({}, 10000)"),
         "sqlite": ("1", "SELECT {}"),  # has no server that ends it
     }.get(place.name, ("CONNECTION_ID()", "KILL {}"))
     connection.settings_dict.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=checks)

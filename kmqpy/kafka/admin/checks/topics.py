@@ -1,6 +1,6 @@
 """Checks which topics a queue has: missing, shared and recreated ones, and their numbers of partitions.
 
-Rules R19 (it grows from its markers topic on) and R24 (it is its topic ids) of docs/rules.md.
+Rules R19 (it grows from its markers topic on) and R24 (a queue is its topic ids) of docs/rules.md.
 """
 
 from __future__ import annotations
