@@ -364,6 +364,7 @@ class TestConnection:
             ("isolation.level", "read_uncommitted"),
             ("group.id", "mine"),
             ("group.instance.id", "mine"),
+            ("allow.auto.create.topics", "true"),
             ("partition.assignment.strategy", "range"),
             ("topic.acks", "1"),
             ("topic.auto.offset.reset", "latest"),

@@ -18,6 +18,9 @@ class Deaf:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return 3, 7
 
+    def poll(self, timeout):
+        assert timeout == 0
+
     def close(self):
         pass
 
