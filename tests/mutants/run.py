@@ -215,7 +215,10 @@ def not_passed(tests: Sequence[str], reports: Sequence[MutantReport]) -> dict[st
     found = {}
     for test in tests:
         own = [report for report in reports if report.belongs_to(test)]
-        bad = [report for report in own if report.outcome not in ("passed", "rerun")]
+        harmless = {"passed", "rerun"}
+        if any(report.outcome == "passed" for report in own):
+            harmless.add("skipped")  # with one of its parameters
+        bad = [report for report in own if report.outcome not in harmless]
         if not own:
             found[test] = f"{test} does not exist"
         elif bad:

@@ -138,6 +138,7 @@ def test_a_test_must_pass_without_the_mutant():
     reports = [
         MutantReport("t.py::test_a[1]", "passed", ""),
         MutantReport("t.py::test_a[2]", "passed", ""),
+        MutantReport("t.py::test_a[3]", "skipped", "not there"),
         MutantReport("t.py::T::test_b", "rerun", ""),
         MutantReport("t.py::T::test_b", "passed", ""),
         MutantReport("t.py::test_bad", "failed", "wrong"),
