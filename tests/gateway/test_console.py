@@ -104,7 +104,7 @@ def test_a_tab_sees_what_changes_and_nothing_is_sampled_when_all_are_closed(serv
     with live(served) as events, live(served, "jobs") as of_one:
         until(events, lambda rows, _: rows.get("jobs", {}).get("ready") == 0)
         assert served.ask("POST", "/v1/queues/jobs/messages", raw=b"x").status == 200
-        rows = until(events, lambda rows, _: rows["jobs"]["ready"] == 1)
+        rows = until(events, lambda rows, _: rows.get("jobs", {}).get("ready") == 1)
         assert (rows["jobs"]["in"], rows["jobs"]["depths"]) == (1, [[0, 1]])
         assert rows["jobs"]["may"] == ["post", "poll", "get_status", "manage"]
         assert rows["jobs"]["oldest_ms"] > 0

@@ -61,7 +61,8 @@ def after_cut() -> Iterator[Cut]:
             assert queue.committed() == 20
         cut_logs(cluster, {(name, 0): CUT_AT for name in NEW})
         for name, count in NEW.items():
-            made[name].send(*(f"new {number}" for number in range(count)))
+            with made[name].producer() as producer:  # the cut ends those that have sent before
+                producer.send_many([f"new {number}" for number in range(count)], partition=0)
         with made["noticed"].client() as client:
             taken = collect(client, 5, lease=LEASE_S, max_messages=5)
             client.ack(*taken[:2], confirmed=True)

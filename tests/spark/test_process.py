@@ -580,7 +580,7 @@ def test_a_query_goes_on_when_lanes_were_added_or_removed_and_not_in_recreated_o
         admin.alter_queue(run.queue.name, **LANES)
     with (
         KmqSpark(spark, run.queue.connection, run.queue.name) as kmq,
-        pytest.raises(ConfigError, match=r"of a lane '.*__priority1' whose topics have been deleted"),
+        pytest.raises(ConfigError, match=r"belongs to a lane '.*__priority1' whose topics have been deleted"),
     ):
         once(kmq)
 

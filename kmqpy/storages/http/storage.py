@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.settings import convert
@@ -28,10 +28,16 @@ _NOTHING = type(None)
 
 
 class RemoteStorage(Closeable):
-    """Implements kmqpy.queue.Storage. Asks the gateway what it can when it is made."""
+    """Implements kmqpy.queue.Storage. Asks the gateway what it can when it is made.
 
-    def __init__(self, gateways: Gateways, *, telemetry: Telemetry | None = None) -> None:
+    clock  this machine's clock
+    """
+
+    def __init__(
+        self, gateways: Gateways, *, clock: Clock = SYSTEM_CLOCK, telemetry: Telemetry | None = None
+    ) -> None:
         self._gateways = gateways
+        self._clock = clock
         self._telemetry = telemetry
         self._queues: OpenQueues[RemoteQueue] = OpenQueues(self._gateways.close)
         self._capabilities = _capabilities(self._ask("GET", "/v1/capabilities", shapes.Capable).capabilities)
@@ -117,7 +123,7 @@ class RemoteStorage(Closeable):
             handle,
             StoredQueueSettings.of(name, known),
             _capabilities(handle.capabilities),
-            clock=SYSTEM_CLOCK,
+            clock=self._clock,
             telemetry=self._telemetry,
             codec=codec,
             on_close=self.close if owns_storage else None,

@@ -115,12 +115,16 @@ def test_an_exception_in_between_cancels_and_leaves_nothing_to_read(
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
 ) -> None:
-    def raising(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(pipeline, "is_readable", raising)
     slow = "INSERT INTO kmqpy_slow SELECT 1 FROM pg_sleep(60)"
+    running = "SELECT 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'"
     with psycopg.connect(database_url("postgresql"), autocommit=True) as other:
+
+        def raising(*_: Any) -> None:
+            while not other.execute(running, [slow]).fetchall():
+                pass  # a server that has not begun can't cancel it
+            raise error
+
+        monkeypatch.setattr(pipeline, "is_readable", raising)
         other.execute("CREATE TABLE kmqpy_slow (number int)")
         try:
             with pytest.raises(error):
