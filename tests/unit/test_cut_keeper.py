@@ -119,6 +119,23 @@ def test_r39_a_log_is_looked_at_until_that_has_worked_though_no_marker_comes():
     assert not ask(None)
 
 
+def test_r39_a_doubt_ends_though_no_marker_comes():
+    world = World(LogEnd(1000, 4), known_end=LogEnd(1000, 4))
+    world.read(assignment_tick(0, 0, epoch=2), Marker(0, 100, Op.TAKE, 300_000))
+    existence = ExistenceCheck(world.context, MagicMock(), MagicMock(), world.keeper)
+    doubts = []
+    for _ in range(9):
+        world.now += 2
+        existence.ask(world.now)
+        if world.jobs:
+            world.finish({world.part.key: LogEnd(1000, 4)})
+        if world.jobs:
+            world.finish(Cut(4, 50, 2))
+        doubts.append("perhaps cut back" in "".join(world.part.problem_texts()))
+    assert doubts[0]
+    assert not doubts[-1]
+
+
 def test_r39_what_a_told_cut_has_taken_away_proves_no_other_cut():
     """A tick is read while a job looks for a record: it finds that the log was cut even lower since."""
     world = World(LogEnd(1000, 5), known_end=LogEnd(12, 2))

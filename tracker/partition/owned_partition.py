@@ -213,8 +213,8 @@ class OwnedPartition:
 
     @property
     def may_be_cut(self) -> bool:
-        """True as long as nobody has looked at `last_known` since the latest election that Kafka has told."""
-        return self.last_known.epoch < self.queue_end.epoch
+        """True as long as nobody has looked at `last_known` since the latest election, or a doubt is left."""
+        return self.last_known.epoch < self.queue_end.epoch or self.doubted_since is not None
 
     @property
     def last_taken(self) -> LastSeen | None:
