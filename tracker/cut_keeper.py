@@ -52,6 +52,8 @@ class CutKeeper(TrackerPart):
         elif seen.epoch < end.epoch:
             # Somebody may have written the marker of a record that ends a transaction.
             self.look(part, seen, may_be_control=not seen.claim_id, epoch=end.epoch)
+        elif part.doubted_since is not None:  # clients have told since of which epoch they took last
+            part.end_doubt()
 
     def look(
         self, part: OwnedPartition, seen: LastSeen, *, may_be_control: bool = False, epoch: int | None = None

@@ -100,6 +100,18 @@ def test_r39_a_doubt_that_is_over_is_no_problem_any_more(told):
     assert not [text for text in world.part.problem_texts() if "perhaps" in text]
 
 
+def test_r39_who_takes_with_the_new_epoch_and_tells_no_cut_ends_the_doubt():
+    world = World(LogEnd(1000, 4), known_end=LogEnd(1000, 4))
+    world.read(assignment_tick(0, 0, epoch=2), Marker(0, 100, Op.TAKE, 300_000))
+    world.keeper.end_told(world.part, LogEnd(1000, 4))
+    world.finish(Cut(4, 50, 2))
+    assert world.part.may_be_cut
+    world.read(assignment_tick(0, 101, epoch=4), Marker(0, 101, Op.TAKE, 300_000))
+    world.keeper.end_told(world.part, LogEnd(1000, 4))
+    assert not world.jobs
+    assert not world.part.may_be_cut
+
+
 def test_r39_a_log_is_looked_at_until_that_has_worked_though_no_marker_comes():
     world = World(LogEnd(12, 1), known_end=LogEnd(12, 1))
     world.read(Marker(0, 11, Op.TAKE, 300_000))

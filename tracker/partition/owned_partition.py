@@ -229,7 +229,7 @@ class OwnedPartition:
 
     def is_intact(self, seen: LastSeen, epoch: int) -> None:
         """Note that no cut before this leader epoch took away this record, which was the last known."""
-        self._end_doubt()
+        self.end_doubt()
         if not seen.is_sure:
             self.intact_end = LogEnd(seen.offset + 1, epoch)
             return
@@ -266,7 +266,7 @@ class OwnedPartition:
         self.intact_end = LogEnd(start, epoch)
         # Clients know of no message above those that were taken, so its offset may have been used again.
         self.taken_end = LogEnd(min(self.taken_end.offset, start), epoch)
-        self._end_doubt()
+        self.end_doubt()
         self.queue_end = QueueEnd(0, 0, self.queue_end.epoch)
         self.problems.log_was_cut(
             f"the log of topic {self.queue.name} was cut back: messages from offset {start} to before {end} "
@@ -280,9 +280,10 @@ class OwnedPartition:
         Else each further take of a client that writes no ticks would be in doubt like the one before.
         """
         self.state.takes_epoch = -1
-        self._end_doubt()
+        self.end_doubt()
 
-    def _end_doubt(self) -> None:
+    def end_doubt(self) -> None:
+        """Note that nothing says any more that the log was perhaps cut back."""
         self.doubted_since = self.problems.election = None
 
     def read(self, at: int, now_before_ms: int, now: float) -> bool:
