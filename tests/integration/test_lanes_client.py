@@ -79,6 +79,17 @@ def test_lanes_are_taken_in_the_order_of_precedence(laned):
     assert client.leased == 10
 
 
+def test_the_first_message_of_a_new_client_is_of_the_highest_lane_that_has_one(laned):
+    send_each(laned, 3)
+    found = []
+    for _ in range(9):
+        client = laned.client()
+        found += collect(client, 1, max_messages=1)
+        client.ack(found[-1], confirmed=True)
+        client.close()
+    assert [text[0] for text in bodies(found)] == [*"cccbbbaaa"]
+
+
 def test_an_urgent_flood_leaves_room_for_the_others(laned):
     send_each(laned, 200)
     retried(laned, *(f"r{i}" for i in range(200)))

@@ -166,6 +166,8 @@ class GroupConsumer:
         """What it has fetched of logs that were cut back since."""
         self._bounds: dict[int, tuple[int, int]] = {}
         """Where these logs began and ended then."""
+        self._answered: set[int] = set()
+        """The partitions for which Kafka has answered a fetch since they were assigned."""
         self._epochs: dict[int, int] = {}
         """The leader epoch of the last record that it gave, where it did not begin anew since."""
         self._topic = ""
@@ -222,6 +224,7 @@ class GroupConsumer:
         return found
 
     def _fetch(self, partition: int, limit: int) -> list[Record]:
+        self._answered.add(partition)
         log = self._connection.broker.logs[self._topic, partition]
         position = self._positions[partition]
         if self._world.cut_logs:
@@ -320,6 +323,7 @@ class GroupConsumer:
             self._topic = place.topic
             self._positions[place.partition] = place.offset if place.offset >= 0 else None
             self._paused.discard(place.partition)
+            self._answered.discard(place.partition)
             self._drop_kept(place.partition)
             self._epochs.pop(place.partition, None)
 
@@ -354,7 +358,9 @@ class GroupConsumer:
     def offsets_for_times(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
         return (yield from _ends(self._connection, places))
 
-    def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
+    def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int] | None:
+        if place.partition not in self._answered:
+            return None
         log = self._connection.broker.logs[place.topic, place.partition]
         return self._bounds.get(place.partition) or (log.start, log.end)
 

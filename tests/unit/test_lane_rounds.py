@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kmqpy.errors import Unavailable
 from kmqpy.kafka.client import lanes
 from kmqpy.kafka.client.lanes import LanesConsumer
 
@@ -19,6 +20,7 @@ class Consumer:
         self.while_polling = lambda: None
         self.started = {}
         self.served = 0
+        self.has_heard = True
         self.receiver = self
 
     def join(self):
@@ -32,6 +34,7 @@ class Consumer:
         return self.partitions.get(partition)
 
     def poll(self, most, _wait_s):
+        self.calls.append(f"poll {self.name}")
         self.while_polling()
         some, self.waiting = self.waiting[:most], self.waiting[most:]
         offsets = {}
@@ -102,7 +105,38 @@ def test_r48_what_a_partition_gives_again_when_it_was_begun_anew_is_started_once
     assert client.retry.started == {0: [0, 1]}
 
 
+def test_a_lane_waits_until_kafka_has_told_what_the_higher_ones_have(client):
+    """It is served meanwhile, so it is ready then."""
+    client.retry.has_heard = False
+    client.main.waiting = [record(0, 1)]
+    client._round(10, 0.01, 1_000)
+    assert (client.main.started, client.main.served) == ({}, 1)
+    assert client.retry.calls.count("poll retry") == 2  # the second one waits, as there is nothing yet
+
+    def answers():
+        client.retry.has_heard = True
+        client.retry.waiting = [record(0, 1)]
+        client.retry.while_polling = lambda: None
+
+    client.retry.while_polling = answers
+    client._round(10, 0.01, 1_000)
+    assert (client.retry.started, client.main.started, client.main.served) == ({0: [1]}, {0: [1]}, 1)
+
+
+def test_a_lane_waits_for_none_that_can_not_be_read(client):
+    client.retry.has_heard = False
+    client.main.waiting = [record(0, 1)]
+
+    def fails():
+        raise Unavailable("no leader")
+
+    client.retry.while_polling = fails
+    client.retry.start_over = lambda: None
+    client._round(10, 0.01, 1_000)
+    assert client.main.started == {0: [1]}
+
+
 def test_r11_no_lane_is_waited_for_when_another_has_handed_out(client):
     """Else the leases of the first lane's messages would run down meanwhile."""
     client._round(10, 0.0, 1_000)
-    assert client.retry.calls == ["confirm retry", "confirm main", "hand out retry", "hand out main"]
+    assert client.retry.calls[-4:] == ["confirm retry", "confirm main", "hand out retry", "hand out main"]

@@ -106,6 +106,8 @@ class AssignedPartition:
         self.position = 0
         """The lowest queue offset that may come next. A message below this offset has come before, and is
         ignored."""
+        self.end_at_begin = 0
+        """Where the log ended when its markers were read."""
         self.cuts = NO_CUTS
         """The cuts of the log, which say which number the message at an offset has."""
         self.epoch: int | None = None

@@ -146,6 +146,7 @@ class CrashRecovery:
                 partition, assigned.recover_from(commit_of(committed, ids)), consumer
             )
             commit, found = self._find_in_log(partition, before, ends, consumer)
+            assigned.end_at_begin = ends.queue.offset
         except (KafkaException, KmqError) as exception:
             self._back_off(partition, assigned, exception)
             return None

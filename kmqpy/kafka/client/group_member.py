@@ -54,6 +54,8 @@ often, even if nothing came. Kafka forgets commits for topics to which the group
 after they were made by default."""
 _WARN_EVERY_S = 10.0
 """The member logs at most one warning of a failed commit in this time."""
+_HEARS_WITHIN_S = 1.0
+"""So long after an assignment the member counts as one that has heard of its partitions; see has_heard."""
 _LOOK_FOR_CUTS_EVERY_S = 5.0
 """The member asks Kafka this often whether the logs that it reads were perhaps cut back."""
 _LOOK_TIMEOUT_S = 0.5
@@ -95,6 +97,10 @@ class GroupMember:
     ) -> None:
         self._leader = leader
         self._renew_at = 0.0
+        self.has_heard = True
+        """False until Kafka has told, by the last poll(), which messages new partitions have. A client takes
+        none of the lanes below meanwhile."""
+        self._hears_until = 0.0
         self._lanes = [self]
         """This member and those that it leads."""
         self._connection = connection
@@ -178,6 +184,7 @@ class GroupMember:
         self._prepare()
         if self._is_preparing():
             wait_s = min(wait_s, _MAX_WAIT_WHILE_PREPARING_S)
+        self.has_heard = self.has_heard or self._hears()
         records = self._fetcher.fetch(max_records, wait_s)
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
@@ -220,6 +227,20 @@ class GroupMember:
         if not self._partitions:
             return self._clock.monotonic() - self._joined_at < _ASSIGNMENT_EXPECTED_FOR_S
         return any(assigned.phase is not ReceivePhase.ACTIVE for assigned in self._partitions.values())
+
+    def _hears(self) -> bool:
+        """Return True if no partition had messages when it was begun for which Kafka has not answered yet.
+
+        Or if the answer is late. The bounds of a log are those of the last answer.
+        """
+        return self._clock.monotonic() >= self._hears_until or all(
+            one.phase is ReceivePhase.ACTIVE
+            and (
+                one.position >= one.end_at_begin
+                or one.end_at_begin <= self._fetcher.log_bounds(partition)[1] < INT64_MAX
+            )
+            for partition, one in self._partitions.items()
+        )
 
     def goes_back_in(self, last_at: Mapping[int, int]) -> list[int]:
         """Return the partitions where start markers at these markers offsets stand before those known so far.
@@ -579,6 +600,8 @@ class GroupMember:
         self._renew_at = self._clock.monotonic() + _RENEW_AFTER_S
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
+            self.has_heard = False
+        self._hears_until = self._clock.monotonic() + _HEARS_WITHIN_S
         self._fetcher.forget(self._partition_numbers(places))
         # After the partitions are known here: confluent-kafka assigns them even when a signal handler raises.
         consumer.incremental_assign(places)

@@ -7,7 +7,8 @@ in flight.
 
 The lanes come in an order of precedence. Each but the last gets up to a share (QueueSettings.lane_share) of
 what a call of receive() asks for, or of the calls that ask for one message, so that none waits for ever; what
-others leave over goes to the first that has more.
+others leave over goes to the first that has more. After an assignment, a lane waits until Kafka has told
+what the higher ones have: else the first messages would be of the lane for which Kafka answers first.
 """
 
 from __future__ import annotations
@@ -242,7 +243,8 @@ class LanesConsumer(Closeable):
 
         The lock is held. The start markers of all lanes are written at the same time. A lane that can't be
         read holds up no other: its error is raised when the others have nothing. Without a turn of its own
-        the main lane is served all the same: only its consumer is a member of the group.
+        the main lane is served all the same: only its consumer is a member of the group. So are lanes that
+        wait until a higher one has heard of its partitions: so they are ready by then.
         """
         if room <= 0:
             return []
@@ -263,9 +265,15 @@ class LanesConsumer(Closeable):
                     well.remove(lane)
                     lane.drop()
 
+        def waits(lane: _Lane) -> bool:
+            return not all(one.consumer.receiver.has_heard for one in well[: well.index(lane)])
+
+        def is_last(lane: _Lane) -> bool:
+            return lane is lanes[-1] or not lane.consumer.receiver.has_heard
+
         def poll(lane: _Lane, most: int, wait_s: float = 0.0) -> None:
             nonlocal left
-            if most:
+            if most and not waits(lane):
                 left -= lane.poll(most, wait_s)
 
         def hand_out(lane: _Lane) -> None:
@@ -273,12 +281,13 @@ class LanesConsumer(Closeable):
 
         try:
             with garbage.paused(room):
-                each(lambda lane: poll(lane, left if lane is lanes[-1] else lane.quota(left)))
+                each(lambda lane: poll(lane, left if is_last(lane) else lane.quota(left)))
                 each(lambda lane: poll(lane, left if lane.has_more else 0))
-                if not main.asked and main not in set(lanes) - set(well):
-                    self._serve_main()
+                for lane in well if main in lanes else [*well, main]:
+                    if not lane.asked and (lane is main or waits(lane)):
+                        self._serve(lane)
                 if left == room and wait_s:
-                    each(lambda lane: poll(lane, room if lane is lanes[-1] else 0, wait_s))
+                    each(lambda lane: poll(lane, room if is_last(lane) else 0, wait_s))
                 each(lambda lane: lane.start(lease_ms))
             each(lambda lane: lane.consumer.receiver.confirm())
             each(hand_out)  # last: meanwhile no lease runs down while another lane is waited for
@@ -293,9 +302,9 @@ class LanesConsumer(Closeable):
             raise errors[0]
         return found
 
-    def _serve_main(self) -> None:
+    def _serve(self, lane: _Lane) -> None:
         try:
-            self._main.serve()
+            lane.consumer.serve()
         except (Closed, Fenced):
             raise
         except KmqError:

@@ -152,6 +152,11 @@ class Receiver:
         """The partitions whose messages the client receives at the moment; none before join()."""
         return [] if self._member is None else self._member.partitions
 
+    @property
+    def has_heard(self) -> bool:
+        """See GroupMember.has_heard."""
+        return self._member is None or self._member.has_heard
+
     def join(self) -> GroupMember:
         """Join the consumer group, unless this client has; returns the member."""
         if self._member is None:

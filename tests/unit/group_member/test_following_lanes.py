@@ -128,3 +128,31 @@ def test_after_a_consumer_was_cut_off_lane_and_main_lane_agree_again(members, co
         main._on_assign(consumers[2], places(1))
     assert lane._partitions.keys() == main._partitions.keys()
     assert {partition for _, partition in lane.consumer.has} == set(main._partitions)
+
+
+@pytest.mark.parametrize(
+    ("end_at_begin", "known", "heard"),
+    [(5, None, True), (6, None, False), (6, (0, 5), False), (6, (0, 6), True), (6, (0, 9), True)],
+    ids=["nothing was there", "no answer", "an answer to an earlier fetch", "an answer", "more came"],
+)
+def test_a_member_has_heard_of_its_partitions_when_kafka_has_answered(
+    members, consumers, clock, monkeypatch, end_at_begin, known, heard
+):
+    main, lane = members
+    assert lane.has_heard  # without partitions, it has no messages to wait for
+    main._on_assign(consumers[0], places(0, 1))
+    for consumer in consumers:
+        consumer.consume = lambda *_: []
+    for member in members:
+        for partition in (0, 1):
+            member._partitions[partition] = active()
+            member._partitions[partition].position = 5
+    lane._partitions[0].end_at_begin = end_at_begin
+    consumers[1].get_watermark_offsets = lambda *_, cached: known
+    lane.poll(1, 0)
+    assert lane.has_heard == heard
+    clock.sleep(1.0)
+    lane.poll(1, 0)
+    assert lane.has_heard
+    main._on_assign(consumers[0], places(2))
+    assert not lane.has_heard
