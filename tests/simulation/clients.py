@@ -185,7 +185,7 @@ _client = stepwise(
 )
 _lanes = stepwise(
     "kmqpy.kafka.client.lanes",
-    {"_round", "each", "poll", "start", "_receive_ahead", "_serve"},
+    {"_round", "each", "poll", "take_turn", "take_rest", "wait", "start", "_receive_ahead", "_serve"},
     QueueConsumer=_client.QueueConsumer,
 )
 _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed

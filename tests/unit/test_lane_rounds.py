@@ -123,6 +123,19 @@ def test_a_lane_waits_until_kafka_has_told_what_the_higher_ones_have(client):
     assert (client.retry.started, client.main.started, client.main.served) == ({0: [1]}, {0: [1]}, 1)
 
 
+def test_a_round_in_which_kafka_tells_what_a_lane_has_takes_no_more_than_it_may(client):
+    client.main.waiting = [record(0, 1)]
+    client.retry.has_heard = False
+
+    def answers_the_second():
+        client.retry.has_heard = client.retry.calls.count("poll retry") == 2
+        client.retry.waiting = [record(0, 1)] if client.retry.has_heard else []
+
+    client.retry.while_polling = answers_the_second
+    client._round(1, 0.01, 1_000)
+    assert (client.retry.started, client.main.started) == ({0: [1]}, {})
+
+
 def test_a_lane_waits_for_none_that_can_not_be_read(client):
     client.retry.has_heard = False
     client.main.waiting = [record(0, 1)]
@@ -132,7 +145,8 @@ def test_a_lane_waits_for_none_that_can_not_be_read(client):
 
     client.retry.while_polling = fails
     client.retry.start_over = lambda: None
-    client._round(10, 0.01, 1_000)
+    with pytest.raises(Unavailable):  # since this main lane hands out nothing
+        client._round(10, 0.01, 1_000)
     assert client.main.started == {0: [1]}
 
 

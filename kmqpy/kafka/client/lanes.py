@@ -268,26 +268,34 @@ class LanesConsumer(Closeable):
         def waits(lane: _Lane) -> bool:
             return not all(one.consumer.receiver.has_heard for one in well[: well.index(lane)])
 
-        def is_last(lane: _Lane) -> bool:
-            return lane is lanes[-1] or not lane.consumer.receiver.has_heard
-
         def poll(lane: _Lane, most: int, wait_s: float = 0.0) -> None:
             nonlocal left
-            if most and not waits(lane):
+            if most:
                 left -= lane.poll(most, wait_s)
+
+        def take_turn(lane: _Lane) -> None:
+            if not waits(lane):
+                poll(lane, left if lane is lanes[-1] else lane.quota(left))
+
+        def take_rest(lane: _Lane) -> None:
+            poll(lane, left if lane.has_more and not waits(lane) else 0)
+
+        def wait(lane: _Lane) -> None:
+            if left == room and (lane is lanes[-1] or not lane.consumer.receiver.has_heard):
+                poll(lane, 0 if waits(lane) else room, wait_s)
 
         def hand_out(lane: _Lane) -> None:
             found.extend(lane.consumer.hand_out())
 
         try:
             with garbage.paused(room):
-                each(lambda lane: poll(lane, left if is_last(lane) else lane.quota(left)))
-                each(lambda lane: poll(lane, left if lane.has_more else 0))
+                each(take_turn)
+                each(take_rest)
                 for lane in well if main in lanes else [*well, main]:
                     if not lane.asked and (lane is main or waits(lane)):
                         self._serve(lane)
-                if left == room and wait_s:
-                    each(lambda lane: poll(lane, room if is_last(lane) else 0, wait_s))
+                if wait_s:
+                    each(wait)
                 each(lambda lane: lane.start(lease_ms))
             each(lambda lane: lane.consumer.receiver.confirm())
             each(hand_out)  # last: meanwhile no lease runs down while another lane is waited for
