@@ -1,4 +1,4 @@
-"""The demo ends, also when a part of it does not work."""
+"""The demo ends, even when a part of it does not work."""
 
 import contextlib
 from types import SimpleNamespace

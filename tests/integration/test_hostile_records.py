@@ -71,7 +71,7 @@ def test_a_message_with_a_foreign_header_name_is_taken_and_redelivered_like_othe
         messages = collect(client, 21)
         assert messages[0].body == b"foreign"
         assert messages[0].headers == (("good", b"1"), ("last", b"3"))
-        assert messages[0].headers == messages[0].headers  # also when they are read again
+        assert messages[0].headers == messages[0].headers  # even when they are read again
         assert messages[0].attempts == 1
     tracker = queue.tracker()
     redelivered(queue, tracker, 21)

@@ -106,7 +106,7 @@ class NoFence(MemoryEngine):
 
 
 class EarlyAckOnly(MemoryEngine):
-    """Ignores late acknowledgements, also when nobody has taken the message anew."""
+    """Ignores late acknowledgements, even when nobody has taken the message anew."""
 
     def finish(self, queue, takes, connection=None):
         held = {row.id for row in self.taken_rows(queue, limit=10**6)}

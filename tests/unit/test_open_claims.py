@@ -110,7 +110,7 @@ def test_a_later_claim_or_a_takeover_says_that_the_transaction_is_over(markers):
     markers.claim(b"c", 5)
     assert markers.torn() == {b"a": {2, 3}, b"b": {4}}
     markers.claim(b"d", 6)
-    markers.end(6)  # also when the later one is over and forgotten
+    markers.end(6)  # even when the later one is over and forgotten
     assert markers.torn() == {b"a": {2, 3}, b"b": {4}, b"c": {5}}
     markers.state.claims.forget([b"a", b"b", b"c"])
     assert markers.torn() == {}

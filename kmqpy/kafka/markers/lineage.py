@@ -130,9 +130,9 @@ def ancestors_header(
 def read_ancestors(data: bytes | None, record: RecordPlace) -> tuple[RecordPlace, ...]:
     """The ancestors in the `kmq-ancestors` header of this record, the oldest first; empty without a header.
 
-    Raises DecodeError if the header is not a list of places. Raises it also if the offsets of ancestors in
-    one partition do not ascend, or are not below the record's own offset in its partition: Kafka appends a
-    copy after its original.
+    Raises DecodeError if the header is not a list of places, if the offsets of ancestors in one partition do
+    not ascend, or if they are not below the record's own offset in its partition: Kafka appends a copy after
+    its original.
     """
     if data is None:
         return ()
