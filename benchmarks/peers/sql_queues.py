@@ -130,7 +130,8 @@ class KmqpyStatements:
             (cls.queue,) = found
 
     def put(self, count: int) -> None:
-        nothing = dict.fromkeys(("keys", "headers", "delays", "priorities", "digests"))
+        absent = ("keys", "headers", "delays", "priorities", "digests", "group_ids", "groups", "behind")
+        nothing = dict.fromkeys(absent)
         self._run("put", {"bodies": [BODY] * count, **nothing}).fetchall()
 
     def take(self, count: int) -> Sequence[Any]:

@@ -36,12 +36,13 @@ class Connections:
     def __init__(self, dialect: Dialect, timeout_s: float) -> None:
         self.dialect = dialect
         self.pool = dialect.engine()
+        self._disposals = 0
         self.moves = 0
         """How often run() met a server that can't write: who has a connection of their own connects anew."""
         self._timeout_s = timeout_s
         self._check_s = min(_CHECK_S, timeout_s)
         sqlalchemy.event.listen(self.pool, "checkout", self._check_idle)
-        sqlalchemy.event.listen(self.pool, "checkin", _note_use)
+        sqlalchemy.event.listen(self.pool, "checkin", self._note_use)
         # SQLite has one writer at a time: threads wait for this lock instead of trying again and again.
         self._writing: AbstractContextManager[Any] = (
             threading.Lock() if dialect.name == "sqlite" else nullcontext()
@@ -124,7 +125,7 @@ class Connections:
             if failed is None:
                 raise
             if failed.is_broken:
-                self.pool.dispose()
+                self.close()
             raise failed from None
 
     def own(self) -> Any:
@@ -148,8 +149,9 @@ class Connections:
             raise type(shown)(f"transaction: {shown}") from failed.cause
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the idle connections at once, and those in use when they come back."""
         self.pool.dispose()
+        self._disposals += 1
 
     def _attempt(
         self, work: Callable[[Cursor], T], then: Callable[[Cursor, T], object] | None, *, several: bool
@@ -205,6 +207,7 @@ class Connections:
 
     def _check_idle(self, connection: Any, record: Any, proxy: Any) -> None:
         """Before a connection is used: if it is dead, the pool replaces it, and all others as old as it."""
+        record.info["disposals"] = self._disposals
         used = record.info.get("used")
         if used is None:  # it is new
             return
@@ -214,6 +217,12 @@ class Connections:
         suspect = SYSTEM_CLOCK.monotonic() - used > _CHECK_AFTER_IDLE_S or is_readable(fileno, 0)
         if suspect and not self.is_alive(proxy):
             raise sqlalchemy.exc.InvalidatePoolError
+
+    def _note_use(self, connection: Any, record: Any) -> None:
+        """After a connection was used; it goes back to a pool that nobody uses any more after a close()."""
+        record.info["used"] = SYSTEM_CLOCK.monotonic()
+        if connection is not None and record.info.get("disposals") != self._disposals:
+            record.invalidate()
 
     def _as_failure(self, error: BaseException, *, connected: bool) -> _TransactionFailed | None:
         """The exception to raise for an error of the driver or the pool; None for an error from elsewhere."""
@@ -233,7 +242,7 @@ class Connections:
         with suppress(Exception):
             if broken:
                 proxy.invalidate()
-                self.pool.dispose()
+                self.close()
             proxy.close()
 
 
@@ -255,10 +264,6 @@ class _Reader:
 
     def fetchone(self) -> Any:
         return self._rows[0]
-
-
-def _note_use(_connection: Any, record: Any) -> None:
-    record.info["used"] = SYSTEM_CLOCK.monotonic()
 
 
 class _TransactionFailed(Exception):
