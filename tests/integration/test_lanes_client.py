@@ -1,6 +1,7 @@
 """Clients of a queue with lanes: order, shares, one assignment, acknowledgements."""
 
 import asyncio
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from support import bodies, collect, delete_topic, nothing_comes, until
 from kmqpy.errors import NotSupported, ReceiptError
 from kmqpy.kafka import settings_mirror, topic_identity
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.client import lanes
+from kmqpy.kafka.client import group_member, lanes
 from kmqpy.worker.asyncio import AsyncWorker
 from kmqpy.worker.outcome import Retry
 from kmqpy.worker.worker import Worker
@@ -88,6 +89,22 @@ def test_the_first_message_of_a_new_client_is_of_the_highest_lane_that_has_one(l
         client.ack(found[-1], confirmed=True)
         client.close()
     assert [text[0] for text in bodies(found)] == [*"cccbbbaaa"]
+
+
+def test_after_long_work_the_highest_lane_is_first(laned, monkeypatch):
+    """Also with a message that came meanwhile."""
+    monkeypatch.setattr(group_member, "_IDLE_AFTER_S", 0.1)
+    with laned.producer() as producer:
+        producer.send_many([f"a{i}" for i in range(50)])
+        producer.send_many([f"b{i}" for i in range(3)], priority=1)
+    client = laned.client()
+    found = collect(client, 1, max_messages=1)
+    for priority in (0, 2, 0, 0, 1):
+        if priority:
+            laned.send(f"{priority}", priority=priority)
+        time.sleep(0.7)
+        found += collect(client, 1, max_messages=1)
+    assert bodies(found) == ["b0", "b1", "2", "b2", "a0", "1"]
 
 
 def test_an_urgent_flood_leaves_room_for_the_others(laned):

@@ -107,7 +107,7 @@ class AssignedPartition:
         """The lowest queue offset that may come next. A message below this offset has come before, and is
         ignored."""
         self.end_at_begin = 0
-        """Where the log ended when its markers were read."""
+        """The last stable offset when the partition was begun; 0 before that."""
         self.cuts = NO_CUTS
         """The cuts of the log, which say which number the message at an offset has."""
         self.epoch: int | None = None

@@ -44,7 +44,7 @@ After that it is on standby."""
 _IDLE_AFTER_S = 1.0
 """keep_alive() polls Kafka only when the last poll() is longer ago than this."""
 _MAX_KEPT = 100
-"""serve() pauses all partitions when so many records are kept for poll()."""
+"""serve(), and keep_alive() of a lane, pauses all partitions when so many records are kept for poll()."""
 _OUTCOME_TIMEOUT_S = 2.0
 """A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02
@@ -55,7 +55,7 @@ after they were made by default."""
 _WARN_EVERY_S = 10.0
 """The member logs at most one warning of a failed commit in this time."""
 _HEARS_WITHIN_S = 1.0
-"""So long after an assignment the member counts as one that has heard of its partitions; see has_heard."""
+"""So long after its partitions became ACTIVE a member counts as one that has heard of them; see has_heard."""
 _LOOK_FOR_CUTS_EVERY_S = 5.0
 """The member asks Kafka this often whether the logs that it reads were perhaps cut back."""
 _LOOK_TIMEOUT_S = 0.5
@@ -98,8 +98,10 @@ class GroupMember:
         self._leader = leader
         self._renew_at = 0.0
         self.has_heard = True
-        """False until Kafka has told, by the last poll(), which messages new partitions have. A client takes
-        none of the lanes below meanwhile."""
+        """False from an assignment until Kafka has answered for the new partitions, or for a second: a client
+        takes nothing of lower lanes meanwhile."""
+        self._is_answered = False
+        """Kafka had answered before the last poll(); librdkafka may have needed a moment to unpack that."""
         self._hears_until = 0.0
         self._lanes = [self]
         """This member and those that it leads."""
@@ -184,8 +186,11 @@ class GroupMember:
         self._prepare()
         if self._is_preparing():
             wait_s = min(wait_s, _MAX_WAIT_WHILE_PREPARING_S)
-        self.has_heard = self.has_heard or self._hears()
+        if not self.has_heard:
+            self.has_heard = self._is_answered or self._are_empty()
+            self._is_answered = self._has_answered()
         records = self._fetcher.fetch(max_records, wait_s)
+        self.has_heard = self.has_heard or bool(records)
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
         if not any(map(Record.error, records)):
@@ -228,18 +233,23 @@ class GroupMember:
             return self._clock.monotonic() - self._joined_at < _ASSIGNMENT_EXPECTED_FOR_S
         return any(assigned.phase is not ReceivePhase.ACTIVE for assigned in self._partitions.values())
 
-    def _hears(self) -> bool:
-        """Return True if no partition had messages when it was begun for which Kafka has not answered yet.
-
-        Or if the answer is late. The bounds of a log are those of the last answer.
-        """
+    def _are_empty(self) -> bool:
+        """Return True if no partition had messages to receive when it was begun, or if it is late."""
         return self._clock.monotonic() >= self._hears_until or all(
+            one.phase is ReceivePhase.ACTIVE and one.position >= one.end_at_begin
+            for one in self._partitions.values()
+        )
+
+    def _has_answered(self) -> bool:
+        """Return True if Kafka has answered a fetch of each partition since it was begun.
+
+        The bounds of a log are those of the last answer.
+        """
+        return all(
             one.phase is ReceivePhase.ACTIVE
-            and (
-                one.position >= one.end_at_begin
-                or one.end_at_begin <= self._fetcher.log_bounds(partition)[1] < INT64_MAX
-            )
+            and one.end_at_begin <= self._fetcher.log_bounds(partition)[1] < INT64_MAX
             for partition, one in self._partitions.items()
+            if one.position < one.end_at_begin or one.phase is not ReceivePhase.ACTIVE
         )
 
     def goes_back_in(self, last_at: Mapping[int, int]) -> list[int]:
@@ -321,10 +331,14 @@ class GroupMember:
         """Poll Kafka once a second or so while the user's code is busy, so that the group keeps this member.
 
         It also checks failed start markers: afterwards `pop_orphaned_starts` may return messages.
+
+        A pause loses what librdkafka has fetched, and after it Kafka may answer first for the lowest lane. So
+        lanes are paused only when much is kept.
         """
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
-        self._idle = True
+        is_lane = self._leader is not None or len(self._lanes) > 1
+        self._idle = self._idle or not is_lane or self._fetcher.kept >= _MAX_KEPT
         self._poll_ahead(recovers=False)
 
     def serve(self) -> None:
@@ -535,6 +549,8 @@ class GroupMember:
                 new[partition] = assigned
         for partition in self._recovery.recover(new, self._consumer, self._ids):
             self._fetcher.seek(partition, new[partition].position)
+        if new and all(one.phase is ReceivePhase.ACTIVE for one in new.values()):
+            self._hears_until = self._clock.monotonic() + _HEARS_WITHIN_S
         self._apply_pauses()
 
     def _apply_pauses(self) -> None:
@@ -600,7 +616,7 @@ class GroupMember:
         self._renew_at = self._clock.monotonic() + _RENEW_AFTER_S
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
-            self.has_heard = False
+            self.has_heard = self._is_answered = False
         self._hears_until = self._clock.monotonic() + _HEARS_WITHIN_S
         self._fetcher.forget(self._partition_numbers(places))
         # After the partitions are known here: confluent-kafka assigns them even when a signal handler raises.

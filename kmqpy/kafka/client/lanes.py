@@ -243,8 +243,8 @@ class LanesConsumer(Closeable):
 
         The lock is held. The start markers of all lanes are written at the same time. A lane that can't be
         read holds up no other: its error is raised when the others have nothing. Without a turn of its own
-        the main lane is served all the same: only its consumer is a member of the group. So are lanes that
-        wait until a higher one has heard of its partitions: so they are ready by then.
+        the main lane is served all the same: only its consumer is a member of the group. Lanes that wait for
+        higher ones are served, too, so that they are ready when their turn comes.
         """
         if room <= 0:
             return []

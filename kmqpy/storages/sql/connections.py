@@ -219,7 +219,7 @@ class Connections:
             raise sqlalchemy.exc.InvalidatePoolError
 
     def _note_use(self, connection: Any, record: Any) -> None:
-        """After a connection was used; it goes back to a pool that nobody uses any more after a close()."""
+        """Note when a connection was last used; close it if close() has replaced its pool meanwhile."""
         record.info["used"] = SYSTEM_CLOCK.monotonic()
         if connection is not None and record.info.get("disposals") != self._disposals:
             record.invalidate()
@@ -238,7 +238,7 @@ class Connections:
         return _TransactionFailed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
 
     def _give_back_after_error(self, proxy: Any, *, broken: bool) -> None:
-        """Give a connection back after an error. If it broke, close the idle ones, which broke with it."""
+        """Give a connection back after an error. If it broke, close() the others, which broke with it."""
         with suppress(Exception):
             if broken:
                 proxy.invalidate()

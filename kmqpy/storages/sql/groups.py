@@ -205,7 +205,7 @@ def take_grouped(
 def take_first(dialect: Dialect, cursor: Cursor, parameters: Parameters, *, one_per_group: bool) -> Picked:
     """Take the first rows that wait for nothing, in a transaction of its own; take_grouped() finds others.
 
-    There may be fewer than :limit though more would be found there.
+    It may return fewer than :limit although take_grouped() would find more.
     """
     limit = min(parameters["limit"], _MOST_PICKED)
     given = {**parameters, "limit": limit, "follow": 0 if one_per_group else limit - 1}

@@ -2,7 +2,7 @@
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
-from group_members import IDENTITY, FakeConsumer, active, apply
+from group_members import IDENTITY, FakeConsumer, active, apply, record
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import group_member
@@ -150,9 +150,57 @@ def test_a_member_has_heard_of_its_partitions_when_kafka_has_answered(
     lane._partitions[0].end_at_begin = end_at_begin
     consumers[1].get_watermark_offsets = lambda *_, cached: known
     lane.poll(1, 0)
+    assert lane.has_heard == (heard and known is None)
+    lane.poll(1, 0)  # librdkafka has unpacked the answer by now
     assert lane.has_heard == heard
     clock.sleep(1.0)
     lane.poll(1, 0)
     assert lane.has_heard
     main._on_assign(consumers[0], places(2))
     assert not lane.has_heard
+
+
+def test_a_member_to_which_records_come_has_heard_of_its_partitions(members, consumers):
+    main, lane = members
+    main._on_assign(consumers[0], places(0))
+    lane._partitions[0] = active()
+    lane._partitions[0].end_at_begin = 2
+    consumers[1].get_watermark_offsets = lambda *_, cached: None
+    consumers[1].consume = lambda *_: []
+    lane.poll(1, 0)
+    assert not lane.has_heard
+    consumers[1].consume = lambda *_: [record(0)]
+    lane.poll(1, 0)
+    assert lane.has_heard
+
+
+@pytest.mark.usefixtures("takes")
+def test_a_member_has_a_second_from_when_its_partitions_are_ready(members, consumers, clock):
+    main, lane = members
+    main._on_assign(consumers[0], places(0))
+    consumers[1].consume = lambda *_: []
+    consumers[1].get_watermark_offsets = lambda *_, cached: None
+    clock.sleep(5.0)  # for so long, say, it has read markers
+    for elapsed_s in (0.0, 0.9):
+        clock.sleep(elapsed_s)
+        lane.poll(1, 0)
+        assert (lane.partitions, lane.has_heard) == ([0], False)
+    clock.sleep(0.1)
+    lane.poll(1, 0)
+    assert lane.has_heard
+
+
+def test_lanes_are_not_paused_while_the_user_is_busy_until_much_is_kept(members, consumers):
+    """Else Kafka may answer first for the lowest lane afterwards."""
+    members[0]._on_assign(consumers[0], places(0))
+    for member, consumer in zip(members, consumers, strict=True):
+        member._partitions[0] = active()
+        consumer.resume(places(0))
+        consumer.offsets = [*range(300)]
+        for _ in range(100):
+            assert consumer.paused == set()
+            member._last_poll = -1_000.0
+            member.keep_alive()
+        member._last_poll = -1_000.0
+        member.keep_alive()
+        assert consumer.paused == {0}
