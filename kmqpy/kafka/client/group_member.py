@@ -44,7 +44,7 @@ After that it is on standby."""
 _IDLE_AFTER_S = 1.0
 """keep_alive() polls Kafka only when the last poll() is longer ago than this."""
 _MAX_KEPT = 100
-"""serve(), and keep_alive() of a lane, pauses all partitions when so many records are kept for poll()."""
+"""serve() pauses all partitions when so many records are kept for poll()."""
 _OUTCOME_TIMEOUT_S = 2.0
 """A rebalance goes on after this time, although start markers of unknown outcome are left."""
 _OUTCOME_POLL_S = 0.02
@@ -190,7 +190,7 @@ class GroupMember:
             self.has_heard = self._is_answered or self._are_empty()
             self._is_answered = self._has_answered()
         records = self._fetcher.fetch(max_records, wait_s)
-        self.has_heard = self.has_heard or bool(records)
+        self.has_heard = self.has_heard or any(one.error() is None for one in records)
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
         if not any(map(Record.error, records)):
@@ -304,8 +304,9 @@ class GroupMember:
         These partitions, or all, begin as after an assignment: at the committed offset, without messages that
         have a start marker.
         """
-        self._fetcher.drop_ahead()
-        self._restart(self._partitions if partitions is None else partitions)
+        partitions = list(self._partitions if partitions is None else partitions)
+        self._fetcher.drop_ahead(partitions)
+        self._restart(partitions)
 
     def follow(self, ids: TopicIds) -> None:
         """Change to the topics of these ids, and forget what is known of topics with other ids."""
@@ -333,12 +334,11 @@ class GroupMember:
         It also checks failed start markers: afterwards `pop_orphaned_starts` may return messages.
 
         A pause loses what librdkafka has fetched, and after it Kafka may answer first for the lowest lane. So
-        lanes are paused only when much is kept.
+        higher lanes are paused only when they keep a record: then that one comes first.
         """
         if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
-        is_lane = self._leader is not None or len(self._lanes) > 1
-        self._idle = self._idle or not is_lane or self._fetcher.kept >= _MAX_KEPT
+        self._idle = self._idle or self._leader is None or self._fetcher.kept > 0
         self._poll_ahead(recovers=False)
 
     def serve(self) -> None:

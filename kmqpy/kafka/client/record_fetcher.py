@@ -58,9 +58,9 @@ class RecordFetcher:
         """How many records fetch_ahead() has got that fetch() has not returned yet."""
         return len(self._ahead)
 
-    def drop_ahead(self) -> None:
-        """Drop the records that fetch_ahead() kept. librdkafka fetches them again only after a seek."""
-        self._ahead = []
+    def drop_ahead(self, partitions: Collection[int]) -> None:
+        """Drop what fetch_ahead() kept of these partitions. librdkafka fetches it again only after a seek."""
+        self._ahead = [record for record in self._ahead if record.partition() not in partitions]
 
     def log_bounds(self, partition: int) -> tuple[int, int]:
         """Return the first offset of the log and its end, as of the last fetch; 0 and INT64_MAX if unknown.
@@ -73,7 +73,7 @@ class RecordFetcher:
 
     def seek(self, partition: int, offset: int) -> None:
         """Fetch this partition from `offset` on; drop its records that fetch_ahead() kept."""
-        self._ahead = [record for record in self._ahead if record.partition() != partition]
+        self.drop_ahead([partition])
         place = TopicPartition(self._topic, partition, offset)
         try:
             self._consumer.seek(place)
@@ -93,5 +93,5 @@ class RecordFetcher:
 
     def forget(self, partitions: Collection[int]) -> None:
         """Forget partitions that were just assigned or given up: none is paused, no record of them kept."""
-        self._ahead = [record for record in self._ahead if record.partition() not in partitions]
+        self.drop_ahead(partitions)
         self._paused.difference_update(partitions)

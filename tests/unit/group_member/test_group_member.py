@@ -11,6 +11,7 @@ from group_members import (
     active,
     apply,
     commit,
+    record,
 )
 
 from kmqpy.errors import AccessDenied, Fenced, TopicError
@@ -224,7 +225,18 @@ def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer)
         member._last_poll = -1_000.0
         member.keep_alive()
         assert consumer.paused == {0, 1}
-        member._fetcher.drop_ahead()
+        member._fetcher.drop_ahead([0, 1])
+
+
+@pytest.mark.usefixtures("takes")
+def test_what_is_kept_of_partitions_that_do_not_start_over_is_received(member, consumer):
+    """librdkafka does not give it again."""
+    member._partitions[1] = active()
+    consumer.consume = lambda *_: [record(0, 0), record(3, 1)]
+    member.serve()
+    consumer.consume = lambda *_: []
+    member.start_over([0])
+    assert member.poll(10, 0)[1] == {1: range(3, 4)}
 
 
 def test_a_member_that_is_only_served_keeps_so_many_records_and_no_more(member, consumer):
