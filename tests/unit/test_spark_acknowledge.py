@@ -148,5 +148,5 @@ def test_a_query_tells_once_that_the_queue_has_got_other_lanes(listener, monkeyp
         (listener.onQueryProgress, progress("first", one=2)),
     ):
         tell(event)
-        told.append([record.message.partition(";")[0] for record in caplog.records])
+        told.append([record.getMessage().partition(";")[0] for record in caplog.records])
     assert told == [["the lanes of the queue have changed"]] * 2
