@@ -131,7 +131,7 @@ def _decoded(text: str) -> str:
 
 
 def split(url: str) -> SplitResult:
-    """Split a url into parts, without decoding them. Raises ConfigError if there is no scheme."""
+    """Split a url into parts, without decoding them. Raises ConfigError if that fails."""
     if not isinstance(url, str):
         raise ConfigError(f"queue url: {type(url).__name__} is not text; {EXAMPLE}")
     try:
