@@ -139,6 +139,11 @@ def ids(messages: list[dict[str, Any]]) -> list[str]:
     return [message["id"] for message in messages]
 
 
+def threads_of_clients() -> int:
+    """How many threads this process has, without the gateway's, whose number is up to all its clients."""
+    return sum(not thread.name.startswith("kmq-gateway") for thread in threading.enumerate())
+
+
 @contextmanager
 def running(
     storage: Storage,

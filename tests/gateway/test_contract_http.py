@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
-from gateway_support import running
+from gateway_support import running, threads_of_clients
 
 from kmqpy.queue import storage_for
 from kmqpy.storages.memory import MemoryEngine
@@ -29,7 +29,12 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         url = sqlalchemy.URL.create("sqlite", database=str(file))
         engine = SqlEngine(Sqlite(url, Names(), clock, pool_size=10), Names(), patience=0.02)
     with running(StoredStorage(engine, clock=clock)) as served:
-        yield Target(open=lambda: storage_for(served.gateway.url), pass_time=clock.advance, real_time=False)
+        yield Target(
+            open=lambda: storage_for(served.gateway.url),
+            pass_time=clock.advance,
+            real_time=False,
+            threads=threads_of_clients,
+        )
 
 
 @pytest.fixture

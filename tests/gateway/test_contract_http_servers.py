@@ -1,7 +1,7 @@
 """The contract of all storages through a gateway over servers, whose clocks nobody moves."""
 
 import pytest
-from gateway_support import Served
+from gateway_support import Served, threads_of_clients
 
 from kmqpy.queue import storage_for
 from kmqpy.testing.contract import *  # noqa: F403
@@ -23,4 +23,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def kmq_target(served: Served) -> Target:
-    return Target(open=lambda: storage_for(served.gateway.url))
+    return Target(open=lambda: storage_for(served.gateway.url), threads=threads_of_clients)

@@ -147,8 +147,8 @@ def test_a_worker_goes_on_when_its_gateway_was_killed(child: Child, working: Any
             child.kill()
             assert len(set(done)) < count
             child.start()
+            assert wait_until(lambda: len(set(done)) == count, 60, every_s=0.1)
             assert wait_until(lambda: not (queue.size() or queue.in_flight()), 60, every_s=0.1)
-        assert len(set(done)) == count
 
 
 def test_commands_and_workers_use_a_gateway_as_any_storage(child: Child, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ class Target:
         kill_server: Kills the server with -9, and starts it again.
         cut_connections: Breaks all connections to the server; new connections work.
         connections: Returns the number of connections of this process to the server.
+        threads: Returns the number of threads of this process, without those of a server that runs in it.
     """
 
     open: Callable[[], Storage]
@@ -67,6 +68,7 @@ class Target:
     kill_server: Callable[[], None] | None = None
     cut_connections: Callable[[], None] | None = None
     connections: Callable[[], int] | None = None
+    threads: Callable[[], int] = threading.active_count
 
 
 class MakeQueue(Protocol):
