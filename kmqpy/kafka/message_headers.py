@@ -74,16 +74,16 @@ def first_place(
     Programs that forward records may forward these headers, too: what can't be true of a copy that stands at
     the place `own` of `queue` is not believed. Places in two lanes of a queue don't compare.
     """
-    topic = (last_header(headers, ORIGINAL_TOPIC) or b"").decode("utf-8", "replace")
-    if topic and (queue_of(topic) == topic or (queue is not None and queue_of(topic) != queue.queue_name)):
-        return None
-    lane = topic.removeprefix(queue_of(topic)).removeprefix("__")
     try:
         partition, number = int_header(headers, ORIGINAL_PARTITION), int_header(headers, ORIGINAL_OFFSET)
     except DecodeError:
         return None
     if partition is None or number is None or not 0 <= partition < 2**31 or number < 0:
         return None
+    topic = (last_header(headers, ORIGINAL_TOPIC) or b"").decode("utf-8", "replace")
+    if topic and (queue_of(topic) == topic or (queue is not None and queue_of(topic) != queue.queue_name)):
+        return None
+    lane = topic.removeprefix(queue_of(topic)).removeprefix("__")
     if queue is not None and own is not None and (partition, lane) == (own[0], queue.lane_ending):
         return FirstPlace(partition, number, lane) if number < own[1] else None
     return FirstPlace(partition, number, lane)

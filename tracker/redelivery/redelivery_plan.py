@@ -24,6 +24,8 @@ EXPIRED = "expired"
 """Why a message is copied, or held back, whose lease has ended."""
 _RECORD_OVERHEAD = 64
 """An upper estimate of the bytes of a record besides its key, value and headers."""
+_DELAYED = (EntryState.LEASED, EntryState.FAILED)
+"""What `retry_delays` hold back."""
 
 
 class Original(NamedTuple):
@@ -125,27 +127,36 @@ def copy_of(
     origin = Origin(partition, original.offset, original.timestamp_ms)
     limit = queue.max_redeliveries
     dead_letter = entry.state is EntryState.DEAD or (entry.counts and limit is not None and count >= limit)
-    reason = reason_of(entry)
+    refused = ""
     if not dead_letter and refusal is not None and limit is not None:
         dead_letter = refusal.times >= max(1, limit - count)
-        reason = f"refused: {refusal.why}; {reason}"
+        refused = f"refused: {refusal.why}; "
     last_copy = None
     if dead_letter:
         if queue.late_acks:
             last_copy = read_copy_headers(original.headers, queue.name, partition, queue.lane_markers)
         topic = queue.dead_letter_topic
+        reason = f"{refused}{reason_of(entry)}"
         headers = dead_letter_headers(original.headers, origin, queue, count, ancestors, reason)
     else:
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
         topic = lane if refusal is None or not refusal.by_lane else ""
         headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position, topic)
-    undecodable = undecodable_count, undecodable_ancestors
     held_ms = 0
-    may_wait = entry.counts and entry.state in (EntryState.LEASED, EntryState.FAILED)
-    if queue.retry_delays and may_wait and not dead_letter:
+    if queue.retry_delays and not dead_letter and entry.counts and entry.state in _DELAYED:
         held_ms = _held_ms(entry, max(0, count), queue, partition, now_ms)
-    record = original.key, original.value, headers
-    return Copy(entry, dead_letter, *record, *undecodable, last_copy, held_ms, topic)
+    return Copy(
+        entry,
+        dead_letter,
+        original.key,
+        original.value,
+        headers,
+        undecodable_count,
+        undecodable_ancestors,
+        last_copy,
+        held_ms,
+        topic,
+    )
 
 
 def _held_ms(entry: Entry, count: int, queue: QueueSettings, partition: int, now_ms: int) -> int:

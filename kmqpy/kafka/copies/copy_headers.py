@@ -128,12 +128,12 @@ def _kept_headers(original: Headers, origin: Origin, queue: QueueSettings) -> He
     An original without headers about the first record is the first record itself. So is one whose headers
     can't be true: programs that forward records may forward them, and clients do not believe them either.
     """
-    kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT, CLAIM_ID)
+    dropped = (queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT, CLAIM_ID)
     if first_place(original, queue, (origin.partition, origin.offset)) is not None:
-        return kept
+        return without(original, *dropped)
     lane = ((ORIGINAL_TOPIC, queue.name.encode()),) if queue.lane_of is not None else ()
     return (
-        *without(kept, *_FIRST_RECORD_HEADERS),
+        *without(original, *dropped, *_FIRST_RECORD_HEADERS),
         *lane,
         (ORIGINAL_PARTITION, _decimal(origin.partition)),
         (ORIGINAL_OFFSET, _decimal(origin.offset)),
