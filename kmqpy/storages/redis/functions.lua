@@ -820,11 +820,11 @@ end
 
 function calls.put_all(q, args)
   local plain, count, rows, fresh = args[1] == '', #args - 4, {}, {}
-  local groups = string.gmatch(args[3], '([^%z]*)%z')
   local collapses, digests, twins, groups_of_ids = args[2] ~= '', {}, {}, {}
   local is_grouped = q.in_groups and args[3] ~= ''
+  local groups = is_grouped and string.gmatch(args[3], '([^%z]*)%z')
+  local options = not plain and string.gmatch(args[1], '(%d+) (%d+)')
   local out = (is_grouped or collapses or not plain) and changes()
-  local options = string.gmatch(args[1], '(%d+) (%d+)')
   local time, largest = struct.pack('>I8', q.now), q.largest
   local first = text_of(q.number + 1)
   for i = 1, count do
@@ -870,9 +870,11 @@ function calls.put_all(q, args)
     end
   end
   write_many('HSET', 'HDEL', q.rows, rows)
-  write_many('HSET', 'HDEL', q.digests, digests)
-  write('ZADD', q.twins, twins)
-  write('HSET', q.groups, groups_of_ids)
+  if collapses then
+    write_many('HSET', 'HDEL', q.digests, digests)
+    write('ZADD', q.twins, twins)
+  end
+  if is_grouped then write('HSET', q.groups, groups_of_ids) end
   if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
   if #fresh > 0 then
     local length = write('RPUSH', q.fresh, fresh)
