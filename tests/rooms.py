@@ -71,7 +71,7 @@ def main() -> int:
         parser.error(
             f"ROOM: {room!r} is not a folder of kmqpy or tracker: use for example kmqpy/storages/sql"
         )
-    command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", *tests_of(room)]
+    command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "worksteal", *tests_of(room)]
     return subprocess.run([*command, *parser.parse_known_args()[1]], cwd=ROOT, check=False).returncode
 
 
