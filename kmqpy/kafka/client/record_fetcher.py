@@ -42,6 +42,8 @@ class RecordFetcher:
             records = self._consumer.consume(1, wait_s)
         if records and max_records > len(records):
             records += self._consumer.consume(max_records - len(records), 0)
+        elif self._ahead:
+            self.fetch_ahead()  # the group's rebalances are heard of there
         return records
 
     def fetch_ahead(self) -> list[Any]:
@@ -69,7 +71,7 @@ class RecordFetcher:
         """
         place = TopicPartition(self._topic, partition)
         bounds: tuple[int, int] | None = self._consumer.get_watermark_offsets(place, cached=True)
-        return (0, INT64_MAX) if bounds is None else bounds
+        return (0, INT64_MAX) if bounds is None or bounds[1] < 0 else bounds
 
     def seek(self, partition: int, offset: int) -> None:
         """Fetch this partition from `offset` on; drop its records that fetch_ahead() kept."""

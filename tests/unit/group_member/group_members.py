@@ -51,6 +51,8 @@ class FakeConsumer:
         self.waited_s.append(timeout)
         if not self.offsets:
             return [FakeRecord(0, 100 + self.polls)]
+        if 0 in self.paused:
+            return []
         some, self.offsets = self.offsets[:count], self.offsets[count:]
         return [record(at) for at in some]
 

@@ -168,6 +168,18 @@ def test_what_came_to_a_busy_member_is_received_when_it_asks_again_however_littl
     assert [member.poll(1, 0)[1] for _ in range(3)] == [{0: range(at, at + 1)} for at in range(3)]
 
 
+def test_a_member_with_records_kept_hears_of_rebalances_at_each_poll(member, consumer):
+    """They are told inside the consumer's own polls."""
+    consumer.offsets = [*range(6)]
+    for _ in range(3):
+        member._last_poll = -1_000.0
+        member.keep_alive()
+    for at in range(6):
+        before = consumer.polls
+        assert member.poll(1, 0)[1] == {0: range(at, at + 1)}
+        assert consumer.polls > before or at == 5
+
+
 def test_a_partition_that_is_not_fetched_yet_is_fetched_from_where_it_is_sought(member, consumer):
     def seek(place):
         raise KafkaException(KafkaError(KafkaError._STATE))
