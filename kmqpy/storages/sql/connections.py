@@ -37,6 +37,7 @@ class Connections:
         self.dialect = dialect
         self.pool = dialect.engine()
         self._disposals = 0
+        self._is_closed = False
         self.moves = 0
         """How often run() met a server that can't write: who has a connection of their own connects anew."""
         self._timeout_s = timeout_s
@@ -125,7 +126,7 @@ class Connections:
             if failed is None:
                 raise
             if failed.is_broken:
-                self.close()
+                self._drop()
             raise failed from None
 
     def own(self) -> Any:
@@ -149,9 +150,15 @@ class Connections:
             raise type(shown)(f"transaction: {shown}") from failed.cause
 
     def close(self) -> None:
-        """Close the idle connections at once, and those in use when they come back."""
+        """Close the idle connections at once; those in use, or made later, when they come back."""
+        self._is_closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close all connections as close() does; new ones stay."""
+        self._disposals += 1  # closes what comes back meanwhile
         self.pool.dispose()
-        self._disposals += 1
+        self._disposals += 1  # and what is taken meanwhile
 
     def _attempt(
         self, work: Callable[[Cursor], T], then: Callable[[Cursor, T], object] | None, *, several: bool
@@ -219,9 +226,10 @@ class Connections:
             raise sqlalchemy.exc.InvalidatePoolError
 
     def _note_use(self, connection: Any, record: Any) -> None:
-        """Note when a connection was last used; close it if close() has replaced its pool meanwhile."""
+        """Note when a connection was last used; close it if its pool was replaced meanwhile, or is closed."""
         record.info["used"] = SYSTEM_CLOCK.monotonic()
-        if connection is not None and record.info.get("disposals") != self._disposals:
+        is_late = self._is_closed or record.info.get("disposals") != self._disposals
+        if connection is not None and is_late:
             record.invalidate()
 
     def _as_failure(self, error: BaseException, *, connected: bool) -> _TransactionFailed | None:
@@ -238,11 +246,11 @@ class Connections:
         return _TransactionFailed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
 
     def _give_back_after_error(self, proxy: Any, *, broken: bool) -> None:
-        """Give a connection back after an error. If it broke, close() the others, which broke with it."""
+        """Give a connection back after an error. If it broke, close the others, which broke with it."""
         with suppress(Exception):
             if broken:
                 proxy.invalidate()
-                self.close()
+                self._drop()
             proxy.close()
 
 

@@ -109,22 +109,25 @@ def test_a_mariadb_that_stands_still_is_unavailable_and_goes_on_when_it_does(
             assert b"x" in {message.body for message in queue.receive(wait=10)}
 
 
-def test_a_connection_that_is_in_use_at_close_is_closed_when_it_comes_back(
+def test_a_connection_that_is_in_use_at_close_or_made_later_is_closed_when_it_comes_back(
     place: Place, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it stays open until Python frees the pool, and a driver may warn of that."""
     connections = queue._engine._connections  # type: ignore[attr-defined]
     closed = []
     monkeypatch.setattr(connections.pool.dialect, "do_close", lambda one: closed.append(one) or one.close())
-    with connections.pool.connect() as in_use:
-        used = in_use.connection.driver_connection
-        connections.close()
-        assert used not in closed
-    assert used in closed
-    queue.send("x")
-    assert len(queue.receive()) == 1
-    with connections.pool.connect() as again:
-        assert again.connection.driver_connection not in closed
+
+    def used_around(replace: Callable[[], None]) -> object:
+        with connections.pool.connect() as in_use:
+            used = in_use.connection.driver_connection
+            replace()
+            assert used not in closed
+        return used
+
+    assert used_around(connections._drop) in closed
+    assert used_around(lambda: None) not in closed
+    assert used_around(connections.close) in closed
+    assert used_around(lambda: None) in closed
 
 
 class LosesAnswers:
