@@ -32,9 +32,8 @@ class JsonCodec:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             kind = type(value).__name__
-            raise MessageError(
-                f"body: an object of type {kind} has no form in JSON: {type(error).__name__}"
-            ) from None
+            why = error if type(error) is TypeError else type(error).__name__  # that names types only
+            raise MessageError(f"body: an object of type {kind} has no form in JSON: {why}") from None
 
     def decode(self, body: bytes) -> Any:
         """The object in a body.

@@ -1,5 +1,6 @@
 """Codecs that two functions make."""
 
+import datetime as dt
 import json
 from ssl import SSLError
 from traceback import format_exception
@@ -8,7 +9,7 @@ import pytest
 
 from kmqpy import storage_for
 from kmqpy.errors import DecodeError, MessageError, Unavailable
-from kmqpy.queue.codecs import FunctionCodec
+from kmqpy.queue.codecs import FunctionCodec, JsonCodec
 
 SECRET = "4711"
 
@@ -107,3 +108,9 @@ def test_what_a_codec_can_not_reach_says_nothing_of_the_body(error, is_cause):
             queue.decode(message)
         storage.delete("away")
     assert SECRET not in logged(sent.value) + logged(decoded.value)
+
+
+def test_what_has_no_json_is_named_by_its_type_and_not_shown():
+    with pytest.raises(MessageError, match=r"of type dict has no form in JSON: .* date ") as caught:
+        JsonCodec().encode({SECRET: dt.date(2026, 1, 1)})
+    assert SECRET not in logged(caught.value)
