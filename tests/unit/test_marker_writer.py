@@ -59,15 +59,17 @@ class TinyProducer:
         self.refused = ()  # partitions whose markers fail
         self.leaderless = ()  # partitions of which nothing is heard
         self.answers = threading.Event()
+        self.lock = threading.RLock()  # the writer's threads share it, each of which has its own in earnest
 
     def produce(self, topic, value, key, partition, on_delivery, headers):
-        if len(self.queue) >= self.LIMIT:
-            raise BufferError
-        record = Delivered(key, value, partition, self.written)
-        record.sent_headers, record.by = headers, self
-        self.log.append(record)
-        self.queue.append((record, on_delivery))
-        self.written += 1
+        with self.lock:
+            if len(self.queue) >= self.LIMIT:
+                raise BufferError
+            record = Delivered(key, value, partition, self.written)
+            record.sent_headers, record.by = headers, self
+            self.log.append(record)
+            self.queue.append((record, on_delivery))
+            self.written += 1
 
     def list_topics(self, *_):
         if not self.answers.is_set():
@@ -89,21 +91,25 @@ class TinyProducer:
     def poll(self, timeout):
         if not self.answers.wait(timeout):
             return
-        served, self.queue = self.queue, []
-        self.queue = [one for one in served if one[0].partition() in self.leaderless]
-        for record, report in served:
-            if record.partition() in self.refused:
-                report(KafkaError(KafkaError._MSG_TIMED_OUT), record)
-            elif record.partition() not in self.leaderless and not (self.only_errors and self.error is None):
-                report(self.error, record)
+        with self.lock:
+            served, self.queue = self.queue, []
+            self.queue = [one for one in served if one[0].partition() in self.leaderless]
+            for record, report in served:
+                if record.partition() in self.refused:
+                    report(KafkaError(KafkaError._MSG_TIMED_OUT), record)
+                elif record.partition() not in self.leaderless and not (
+                    self.only_errors and self.error is None
+                ):
+                    report(self.error, record)
 
     def flush(self, timeout):
         self.poll(min(timeout, 0.05))  # no test has it answer during a flush
 
     def purge(self):
-        purged, self.queue = self.queue, []
-        for record, report in purged:
-            report(KafkaError(KafkaError._PURGE_QUEUE), record)
+        with self.lock:
+            purged, self.queue = self.queue, []
+            for record, report in purged:
+                report(KafkaError(KafkaError._PURGE_QUEUE), record)
 
 
 class Choosy(TinyProducer):
