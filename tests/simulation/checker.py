@@ -209,11 +209,13 @@ class Checker:
         return found
 
     def _with_value_of(self, copy: Record, original: Record) -> Record:
-        """The record that stood where the original did, before or behind a cut, and has the copy's value."""
-        if original.value() == copy.value():
-            return original
-        written = [event.record for event in self.broker.world.journal if isinstance(event, Written)]
-        there = [one for one in written if one.log is original.log and one.at == original.at]
+        """The last record before the copy that stood where the original did, and has the copy's value.
+
+        Before and behind a cut there may be copies of the same message, with other counts.
+        """
+        made_at = self._written[copy]
+        written = [one for one, at in self._written.items() if at < made_at and one.log is original.log]
+        there = (one for one in reversed(written) if one.at == original.at)
         return next((one for one in there if one.value() == copy.value()), original)
 
     def _was_missed(self, copy: Record) -> bool:

@@ -152,6 +152,14 @@ _receiver = stepwise(
 )
 
 
+class Receiver(_receiver.Receiver):
+    """The client's Receiver, whose process is known by what it takes."""
+
+    def start(self, records: list[Any], *rest: Any) -> Steps:
+        self._connection.process.taking.update(((one.part, one.at), one) for one in records)
+        yield from super().start(records, *rest)
+
+
 class _Housekeeper:
     """The client's Housekeeper, whose thread does nothing: what it would do is done in client()."""
 
@@ -180,7 +188,7 @@ _client = stepwise(
         "serve",
     },
     TopicsInUse=_topics_in_use.TopicsInUse,
-    Receiver=_receiver.Receiver,
+    Receiver=Receiver,
     Housekeeper=_Housekeeper,
 )
 _lanes = stepwise(

@@ -218,9 +218,6 @@ class GroupConsumer:
             self._eager.discard(partition)
             some = 1 + int(limit * self._world.random())
             found += self._fetch(partition, min(some, limit - len(found)))
-        if self._world.cut_logs:
-            for record in found:
-                self.process.fetched.setdefault((record.part, record.at), []).append(record)
         return found
 
     def _fetch(self, partition: int, limit: int) -> list[Record]:

@@ -224,7 +224,18 @@ def open_in(markers: Log) -> dict[int, bool]:
                     open_now[marker.offset] = True
                 elif marker.op == "end" and marker.offset in open_now:
                     open_now[marker.offset] = False
-    return open_now
+    return _by_offset(markers, open_now) if markers.broker.was_cut else open_now
+
+
+def _by_offset(markers: Log, is_open: dict[int, bool]) -> dict[int, bool]:
+    """The same for the messages that are there, whatever their numbers are."""
+    names, part = markers.broker.world.history.names, part_of(markers.topic, markers.partition)
+    found: dict[int, bool] = {}
+    for number, open_now in is_open.items():
+        record = names.of((part, number))
+        if record is not None and not record.is_cut:
+            found[record.at] = open_now or found.get(record.at, False)
+    return found
 
 
 _lane_removal = stepwise(

@@ -29,8 +29,6 @@ class MessageNames:
         self.problems: list[str] = []
         self._records: dict[Number, Record] = {}
         self._numbers: dict[Record, int] = {}
-        self._unsure: dict[Number, tuple[Record, ...]] = {}
-        """Numbers of which only the taker knows which of these messages it meant; it died, perhaps."""
         self._halted: defaultdict[tuple[Number, Record], set[str]] = defaultdict(set)
         """What clients took when they had stood still and lost the partition, perhaps from a log that was cut
         back since, and who did: a gap of rule R39."""
@@ -41,33 +39,25 @@ class MessageNames:
         """The start markers by which a message had this number, while it was there."""
 
     def meant_by(self, marker: Record, process: Process, decoded: Any) -> None:
-        """Keep with a start marker that is about to be sent which messages its client may mean."""
+        """Keep with a start marker that is about to be sent which messages its client means."""
         for one in decoded:
-            if one.op in (Op.TAKE, Op.DELAY):
-                fetched = process.fetched.get((marker.part, offset_of(one.offset)), ())
-                marker.meant[one.offset] = tuple(dict.fromkeys(fetched))
+            record = process.taking.get((marker.part, offset_of(one.offset)))
+            if one.op in (Op.TAKE, Op.DELAY) and record is not None:  # None: a tracker has written it
+                marker.meant[one.offset] = record
 
     def taken(self, marker: Record) -> None:
         """A start marker is written."""
         by = f"{marker.by}, who stood still," if marker.is_of_halted else marker.by
-        for number, candidates in marker.meant.items():
+        for number, record in marker.meant.items():
             place = marker.part, number
-            for one in candidates:
-                (self._gone if one.is_cut else self._starts)[place, one].append(marker)
+            (self._gone if record.is_cut else self._starts)[place, record].append(marker)
             if marker.is_of_halted:
-                for one in candidates:
-                    self._halted[place, one].add(marker.by)
-            if len(candidates) == 1:
-                self.note(place, candidates[0], by)
-            elif candidates and place not in self._records:
-                self._unsure[place] = candidates
-                self._records[place] = candidates[-1]
+                self._halted[place, record].add(marker.by)
+            self.note(place, record, by)
 
     def note(self, place: Number, record: Record, by: str) -> None:
         """Somebody calls this message by this number."""
         known = self._records.get(place)
-        if known is not record and known is not None and record in self._unsure.pop(place, ()):
-            known = None
         if known is not None and known is not record:
             if self._is_of_former(place, record):
                 return
@@ -134,9 +124,8 @@ class MessageNames:
         return self.number_of(record) is not None
 
     def number_of(self, record: Record) -> int | None:
-        """The number that a message had last, perhaps only for a taker of whom nobody knows what it meant."""
-        unsure = (place[1] for place in self._unsure if record is self._records[place])
-        return self._numbers[record] if record in self._numbers else next(unsure, None)
+        """The number that a message had last; None if nobody took it."""
+        return self._numbers.get(record)
 
     def _tell(self, problem: str) -> None:
         self.problems.append(f"R39: {problem}")

@@ -116,8 +116,8 @@ class Record:
         # Of what transaction it was whose end was cut away; and whether such an end was an abort.
         self.hung: Txn | None = None
         self.was_aborted = False
-        # Of a start marker, where logs may be cut back: which messages it may have meant, by number.
-        self.meant: dict[int, tuple[Record, ...]] = {}
+        # Of a start marker, where logs may be cut back: the messages that it means, by number.
+        self.meant: dict[int, Record] = {}
 
     def append(self, *, confirmed: bool) -> None:
         """Write this record, made beforehand, to the log that has the name now."""

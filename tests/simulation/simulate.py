@@ -611,8 +611,6 @@ class Simulation:
             if torn and not self.broker.past:
                 return False
             is_open = open_in(self.broker.logs[markers_topic, partition])
-            if self.broker.was_cut:
-                is_open = self._by_offset(part, is_open)
             # Also where there is no message, but the topic before had one when somebody took that.
             if any(is_open.get(at) for at in range(queue.end)):
                 return False
@@ -642,16 +640,6 @@ class Simulation:
         known = {process.topics_of for process in self.world.clients if process.alive and process.client}
         known |= {number_of(part.topic_ids[0]) for part in self._led() if part.reading}
         return known <= {self.broker.number}
-
-    def _by_offset(self, part: int, is_open: dict[int, bool]) -> dict[int, bool]:
-        """The same for the messages that are there, whatever their numbers are."""
-        named = {number: self.history.names.of((part, number)) for number in is_open}
-        found: dict[int, bool] = {}
-        for number, open_now in is_open.items():
-            record = named[number]
-            if record is not None and not record.is_cut:
-                found[record.at] = open_now or found.get(record.at, False)
-        return found
 
 
 def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = None) -> Result:

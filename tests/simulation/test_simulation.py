@@ -94,12 +94,22 @@ FOUND_WITH_LANES = {
 }
 """The same, of seeds in which the queue has a retry lane."""
 MISJUDGED_WITH_LANES = {200282: "R32: of two late nacks the second came while the taker read the other lane"}
+MISJUDGED_WITH_LANES_CUT_BACK = {
+    30176: "stuck: a client took what was cut away when it had fetched the new message at that offset, too",
+    70231: "count: before and behind the cut stood copies of the same message, with other counts",
+}
 
 
 @pytest.mark.breadth
 @pytest.mark.parametrize("seed", MISJUDGED_WITH_LANES)
 def test_what_was_misjudged_with_lanes(seed):
     assert simulate(seed, Controls(lanes=True)).problems == []
+
+
+@pytest.mark.breadth
+@pytest.mark.parametrize("seed", MISJUDGED_WITH_LANES_CUT_BACK)
+def test_what_was_misjudged_with_lanes_cut_back(seed):
+    assert simulate(seed, Controls(lanes=True, cut_logs=True)).problems == []
 
 
 @pytest.mark.parametrize("lanes", [False, True])

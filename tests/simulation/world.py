@@ -38,8 +38,8 @@ class Process:
         """Of which log of markers, and up to where, it has read what was started before."""
         self.topics_of = FIRST
         """Of which topics the client takes itself to be; see Broker.ids."""
-        self.fetched: dict[tuple[int, int], list[Record]] = {}
-        """By partition and offset, which messages it has fetched; kept only where logs may be cut back."""
+        self.taking: dict[tuple[int, int], Record] = {}
+        """By partition and offset, the message for which the client wrote a start marker last."""
         self.paused_until = 0.0
         self.zk_cut_until = 0.0
         self.kafka_cut_until = 0.0
