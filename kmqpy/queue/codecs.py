@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from kmqpy.errors import DecodeError, MessageError, Unavailable
 
 _AWAY = (ConnectionError, TimeoutError, gaierror, SSLError)
 """Errors of a server that a codec asks, not of the object or body."""
+
+_NAMES_TYPES = re.compile(r"Object of type \w+ is not JSON serializable|keys must be [\w, ]+, not \w+")
+"""The errors of json.dumps() that name types and show no values."""
 
 
 class JsonCodec:
@@ -32,7 +36,7 @@ class JsonCodec:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             kind = type(value).__name__
-            why = error if type(error) is TypeError else type(error).__name__  # that names types only
+            why = str(error) if _NAMES_TYPES.fullmatch(str(error)) else type(error).__name__
             raise MessageError(f"body: an object of type {kind} has no form in JSON: {why}") from None
 
     def decode(self, body: bytes) -> Any:

@@ -114,3 +114,13 @@ def test_what_has_no_json_is_named_by_its_type_and_not_shown():
     with pytest.raises(MessageError, match=r"of type dict has no form in JSON: .* date ") as caught:
         JsonCodec().encode({SECRET: dt.date(2026, 1, 1)})
     assert SECRET not in logged(caught.value)
+
+
+def test_an_error_of_the_object_itself_is_not_shown():
+    class Sly(dict):
+        def items(self):
+            raise TypeError(SECRET)
+
+    with pytest.raises(MessageError, match="of type Sly has no form in JSON: TypeError") as caught:
+        JsonCodec().encode(Sly(a=1))
+    assert SECRET not in logged(caught.value)

@@ -42,8 +42,10 @@ class RecordFetcher:
             records = self._consumer.consume(1, wait_s)
         if records and max_records > len(records):
             records += self._consumer.consume(max_records - len(records), 0)
-        elif self._ahead:
-            self.fetch_ahead()  # the group's rebalances are heard of there
+        elif self._ahead:  # in case there is a rebalance, or an error, to be heard of
+            came = self._consumer.consume(1, 0)
+            self._ahead += [one for one in came if one.error() is None]
+            records += [one for one in came if one.error() is not None]
         return records
 
     def fetch_ahead(self) -> list[Any]:

@@ -191,6 +191,7 @@ class Watcher:
         self._arrivals = arrivals
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._is_closed = False
         self._version = 0
         self._looked_at = 0.0
 
@@ -198,7 +199,7 @@ class Watcher:
         """Note an arrival in every queue at the first look, and if the file was changed since the last."""
         with self._lock:
             now = SYSTEM_CLOCK.monotonic()
-            if now - self._looked_at < self.PERIOD_S:
+            if self._is_closed or now - self._looked_at < self.PERIOD_S:
                 return
             self._looked_at = now
             if self._connection is None:
@@ -211,6 +212,7 @@ class Watcher:
     def close(self) -> None:
         """Close its connection."""
         with self._lock:
+            self._is_closed = True
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None

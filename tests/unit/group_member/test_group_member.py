@@ -163,21 +163,23 @@ def test_a_busy_member_keeps_polling_although_something_came(member, consumer):
 def test_what_came_to_a_busy_member_is_received_when_it_asks_again_however_little(member, consumer):
     consumer.offsets = [*range(6)]
     for _ in range(3):
-        member._last_poll = -1_000.0
-        member.keep_alive()
+        member.serve()
+    assert member._fetcher.kept == 3
     assert [member.poll(1, 0)[1] for _ in range(3)] == [{0: range(at, at + 1)} for at in range(3)]
 
 
-def test_a_member_with_records_kept_hears_of_rebalances_at_each_poll(member, consumer):
+def test_a_member_with_records_kept_hears_of_rebalances_and_errors_at_each_poll(member, consumer):
     """They are told inside the consumer's own polls."""
     consumer.offsets = [*range(6)]
     for _ in range(3):
-        member._last_poll = -1_000.0
-        member.keep_alive()
-    for at in range(6):
+        member.serve()
+    for at in range(3):
         before = consumer.polls
         assert member.poll(1, 0)[1] == {0: range(at, at + 1)}
-        assert consumer.polls > before or at == 5
+        assert consumer.polls == before + 1
+    consumer.consume = lambda *_: [Message(error=KafkaError(KafkaError._FATAL))]
+    with pytest.raises(Fenced):
+        member.poll(1, 0)
 
 
 def test_a_partition_that_is_not_fetched_yet_is_fetched_from_where_it_is_sought(member, consumer):
