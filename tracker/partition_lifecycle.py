@@ -78,6 +78,9 @@ class PartitionLifecycle(TrackerPart):
         # Without a live session there is no takeover either: it could fence the partition's new owner.
         if part.busy or not self._leadership.may_redeliver():
             return
+        if part.waits_in_vain(now):
+            _log.warning("no marker comes; taking over again", extra=self._problems.about(part.key))
+            part.take_over_again(now)
         if part.phase is TrackingPhase.FENCING and now >= part.retry_at:
             self._submit(part, partial(self._takeover.prepare, part), partial(self._taken_over, part))
             return

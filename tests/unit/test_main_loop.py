@@ -21,6 +21,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.open_claims import TornClaim
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.testing import ManualClock
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.published_view import LeadershipView
 from tracker.partition.owned_partition import TrackingPhase
@@ -172,6 +173,29 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracked: Tracked) 
     tracked.lifecycle._taken_over(second, takeover)
     assert second.phase is TrackingPhase.CATCHING_UP
     assert second.problems.takeover is None
+
+
+def test_r40_a_tick_that_was_cut_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked, begun = Tracked(ManualClock()), []
+    monkeypatch.setattr(tracked.lifecycle, "_submit", lambda *job: begun.append(job))
+    part = part_of(tracked, QueueSettings(name="q"))
+    begin = StartPosition(StoredOffset(20, "markers-id", now_ms=0))
+
+    def take_over(now: float) -> None:
+        ids, tick = ("queue-id", "markers-id"), Tick(25, 0, now)
+        tracked.lifecycle._taken_over(part, TakeoverResult(ids, tick, LogEnd(0), 0, LogEnd(0), begin, 0))
+
+    start = tracked.clock.monotonic()
+    take_over(start)
+    for waited in (9, 11):
+        tracked.lifecycle.advance(part, start + waited)
+        assert len(begun) == (waited > 10)
+    take_over(start + 11)
+    assert part.reading
+    tracked.lifecycle.advance(part, start + 20)
+    part.read(24, 0, start + 20)
+    tracked.lifecycle.advance(part, start + 29)
+    assert (part.phase, len(begun)) == (TrackingPhase.CATCHING_UP, 1)
 
 
 def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(

@@ -22,14 +22,14 @@ class TestLeases:
     def test_the_lease_is_extended_while_the_handler_runs_and_never_after(self):
         queue = FakeQueue("x")
         gate = threading.Event()
-        with Worker(queue, lambda message: gate.wait(60), lease=0.15):
+        with Worker(queue, lambda message: gate.wait(60), lease=0.6):
             queue.wait_for(lambda: len(queue.of("extend")) >= 3)
             gate.set()
             queue.wait_until_finished(1)
-            time.sleep(0.2)
+            time.sleep(0.3)
         ops = [op for op, _, _ in queue.calls]
         assert ops == ["extend"] * (len(ops) - 1) + ["ack"]
-        assert queue.arguments("extend")[0] == {"lease": 0.15}
+        assert queue.arguments("extend")[0] == {"lease": 0.6}
 
     def test_it_is_extended_at_about_a_third(self):
         queue = FakeQueue("x")
@@ -259,7 +259,7 @@ class TestLost:
             handled.append(message.body)
             assert gate.wait(60)
 
-        with Worker(queue, handler, concurrency=1, prefetch=2, lease=0.6):
+        with Worker(queue, handler, concurrency=1, prefetch=2, lease=1.5):
             queue.wait_for(lambda: {"r1", "r2", "r3"} <= set(queue.of("extend")))
             gate.set()
             queue.wait_for(lambda: len(queue.of("ack")) == 2)

@@ -14,6 +14,8 @@ _TICK_TIMEOUT_S = 2.0
 """If a tick was not read back after this time, another one may be written."""
 _MAX_STANDSTILL_S = 1.0
 """If markers are read for this long and the partition's now stands still, a tick may be needed."""
+_TICK_LOST_S = 10.0
+"""If no marker was read for this long after a tick was written, it may have been cut away."""
 
 
 class PartitionClock:
@@ -84,6 +86,11 @@ class PartitionClock:
         # Any number of markers with timestamps of a slow clock does not move the partition's now on.
         silent_from = min(self._marker_read_at, self._now_read_at + _MAX_STANDSTILL_S)
         return max(due_in_s, silent_from + silence_s - now, tick_in_s)
+
+    def has_lost_tick(self, now: float) -> bool:
+        """True if the last tick was written long ago, and nothing was read since."""
+        written_at = 0.0 if self._last_tick is None else self._last_tick.asked_at
+        return now - max(written_at, self._marker_read_at) > _TICK_LOST_S
 
     def now_ms(self, now: float) -> int:
         """The partition's now, plus the time since a marker last moved it on."""

@@ -309,6 +309,10 @@ class OwnedPartition:
         self.state.retry_all()
         return True
 
+    def waits_in_vain(self, now: float) -> bool:
+        """True if the tick up to which markers are to be read was cut away, as far as one can tell."""
+        return self.phase is TrackingPhase.CATCHING_UP and not self.unread and self.clock.has_lost_tick(now)
+
     def due(self, limit: int) -> list[Entry]:
         """Up to `limit` messages to redeliver now; they count as in redelivery from then on."""
         if self.phase is not TrackingPhase.ACTIVE or self.busy:
