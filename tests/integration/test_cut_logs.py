@@ -4,6 +4,7 @@ All queues are prepared, then their logs are cut together, and each test looks a
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from support import LiveQueue, bodies, collect, until, value
@@ -15,6 +16,8 @@ from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import cut_logs
+from tracker.partition import clock
+from tracker.reading.markers_consumer import MarkersConsumer
 from tracker.tracker import Tracker
 
 COUNT = 20
@@ -90,36 +93,41 @@ def tracker_of(*scenes: Scene) -> Tracker:
 
 
 @pytest.fixture(scope="module")
-def scenes() -> Iterator[Callable[[str], Scene]]:
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def scenes(cluster: Cluster) -> Iterator[Callable[[str], Scene]]:
     """Queues by name, whose logs were cut from message `CUT_AT` on; that of `elected` was not."""
-    with Cluster() as cluster:
-        made = {name: Scene(cluster, name, "/lives-on") for name in ("living", "elected", "taken", "short")}
-        made["markers"] = Scene(cluster, "markers", "/lives-on")
-        tracker_of(*made.values())
-        stopped = [Scene(cluster, name, "/stopped") for name in ("starting", "restarted", *FORGOTTEN)]
-        tracker = tracker_of(*stopped)
-        made |= {scene.queue.name: scene for scene in stopped}
-        for scene in made.values():
-            scene.take_all()
-        until(lambda: all(scene.tracker_has_looked() for scene in made.values()))
-        for name in ("markers", *FORGOTTEN):
-            made[name].queue.mark_all(Marker(0, number, Op.END) for number in range(5))
-            until(made[name].has_stored)
-        tracker.stop()
-        keep = {(name, 0): COUNT if name == "elected" else CUT_AT for name in made if name != "markers"}
-        keep |= {("anew", 0): 0, ("kept", 0): COUNT}
-        keep |= {(f"{name}__markers", 0): 0 for name in FORGOTTEN}
-        cut_logs(cluster, {**keep, ("markers__markers", 0): CUT_AT})
-        for name in FORGOTTEN:
-            made[name].send_and_take()
-        for name in HIDDEN:
-            made[name].new = made[name].send(COUNT, "new")
-        tracker_of(*stopped)
-        for scene in made.values():
-            scene.give_all_back()
-        yield made.__getitem__
-        for scene in made.values():
-            scene.queue.__exit__(None, None, None)
+    made = {name: Scene(cluster, name, "/lives-on") for name in ("living", "elected", "taken", "short")}
+    made["markers"] = Scene(cluster, "markers", "/lives-on")
+    tracker_of(*made.values())
+    stopped = [Scene(cluster, name, "/stopped") for name in ("starting", "restarted", *FORGOTTEN)]
+    tracker = tracker_of(*stopped)
+    made |= {scene.queue.name: scene for scene in stopped}
+    for scene in made.values():
+        scene.take_all()
+    until(lambda: all(scene.tracker_has_looked() for scene in made.values()))
+    for name in ("markers", *FORGOTTEN):
+        made[name].queue.mark_all(Marker(0, number, Op.END) for number in range(5))
+        until(made[name].has_stored)
+    tracker.stop()
+    keep = {(name, 0): COUNT if name == "elected" else CUT_AT for name in made if name != "markers"}
+    keep |= {("anew", 0): 0, ("kept", 0): COUNT}
+    keep |= {(f"{name}__markers", 0): 0 for name in FORGOTTEN}
+    cut_logs(cluster, {**keep, ("markers__markers", 0): CUT_AT})
+    for name in FORGOTTEN:
+        made[name].send_and_take()
+    for name in HIDDEN:
+        made[name].new = made[name].send(COUNT, "new")
+    tracker_of(*stopped)
+    for scene in made.values():
+        scene.give_all_back()
+    yield made.__getitem__
+    for scene in made.values():
+        scene.queue.__exit__(None, None, None)
 
 
 def only_the_old_ones_are_redelivered(scene: Scene) -> None:
@@ -193,3 +201,22 @@ def test_r40_a_tracker_whose_markers_are_cut_away_says_so(scenes) -> None:
     assert any(shown in one for one in scene.tracker.problems())
     until(lambda: len(scene.state) == 0, what=scene.tracker.problems)
     assert scene.value("lost_to_log_cuts") == 0
+
+
+def test_r40_a_tracker_does_not_wait_for_a_tick_of_its_own_that_was_cut_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(cluster, "fenced", "/fenced")
+    scene.queue.mark_all(Marker(0, number, Op.TAKE, LEASE_MS) for number in range(COUNT))
+    start = MarkersConsumer.start
+
+    def cut_away_before(*reading: Any) -> None:
+        monkeypatch.setattr(MarkersConsumer, "start", start)
+        cut_logs(cluster, {("fenced__markers", 0): COUNT})
+        start(*reading)
+
+    monkeypatch.setattr(MarkersConsumer, "start", cut_away_before)
+    monkeypatch.setattr(clock, "_TICK_LOST_S", 2.0)
+    tracker_of(scene)
+    assert len(scene.state) == COUNT
+    scene.queue.__exit__()
