@@ -94,7 +94,7 @@ class OffsetKeeper(TrackerPart):
             cuts=state.cuts if cuts is None else cuts,
             taken_end=end.offset,
             queue_epoch=end.epoch,
-            told_below=told_below,
+            told_below=min(told_below, state.position),  # behind it, markers may be cut away
             takes_epoch=state.takes_epoch,
             markers_read=state.position,
             markers_epoch=part.markers_epoch,

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from confluent_kafka import KafkaError
+
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.settings import QueueSettings
@@ -79,8 +81,9 @@ class PartitionLifecycle(TrackerPart):
         if part.busy or not self._leadership.may_redeliver():
             return
         if part.waits_in_vain(now):
-            _log.warning("no marker comes; taking over again", extra=self._problems.about(part.key))
-            part.take_over_again(now)
+            part.problems.tick = "the tick of the takeover does not come, perhaps cut away; taking over again"
+            self._problems.warn("lost tick", part.key, part.problems.tick)
+            part.back_off(now)
         if part.phase is TrackingPhase.FENCING and now >= part.retry_at:
             self._submit(part, partial(self._takeover.prepare, part), partial(self._taken_over, part))
             return
@@ -148,11 +151,15 @@ class PartitionLifecycle(TrackerPart):
         def written(tick: Tick) -> None:  # called by any thread that polls the tick_writer
             self._jobs.hand_over(lambda: self._tick_written(part, tick))
 
+        def failed(error: KafkaError) -> None:
+            self._jobs.hand_over(
+                lambda: self._tick_failed(part, f"a tick could not be written: {error.str()}")
+            )
+
         try:
-            self._tick_writer.post_tick(part.queue.markers_topic, part.number, written)
+            self._tick_writer.post_tick(part.queue.markers_topic, part.number, written, failed=failed)
         except Unavailable as error:
-            part.problems.tick = str(error)
-            self._problems.warn("tick", part.key, "a tick could not be written", error=str(error))
+            self._tick_failed(part, str(error))
         part.clock.tick_sent(now)
         self._metrics.ticks.labels(part.key[0]).inc()
 
@@ -160,6 +167,10 @@ class PartitionLifecycle(TrackerPart):
         ahead_s = part.tick_written(tick, self._clock.monotonic())
         if ahead_s:
             self._problems.clock_ahead(part.key, ahead_s)
+
+    def _tick_failed(self, part: OwnedPartition, why: str) -> None:
+        part.problems.tick = why
+        self._problems.warn("tick", part.key, "a tick could not be written", error=why)
 
     def _release(self, part: OwnedPartition) -> None:
         """Drop the partition; then a background job stores its offset and deletes its leader znode."""

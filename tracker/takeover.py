@@ -110,7 +110,7 @@ class Takeover(TrackerPart):
         markers_cut = self._markers_cut_since(stored, topics.markers.topic_id, markers_end, part)
         begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset, markers_cut)
         if markers_cut is None:
-            begin = begin._replace(at=_with_own_evidence(begin.at, part, topic_ids))
+            begin = begin._replace(at=_with_own_evidence(begin.at, part, topic_ids, markers_end.epoch))
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
         with self._originals.lend() as reader:
             _, stable = reader.bounds(queue.name, number)
@@ -293,7 +293,7 @@ class Takeover(TrackerPart):
 
 
 def _with_own_evidence(
-    stored: StoredOffset, part: OwnedPartition, topic_ids: tuple[str, str]
+    stored: StoredOffset, part: OwnedPartition, topic_ids: tuple[str, str], markers_epoch: int
 ) -> StoredOffset:
     """The stored offset with what this tracker knows of the queue's log, if it has read the partition before.
 
@@ -306,4 +306,6 @@ def _with_own_evidence(
         or end.offset <= stored.taken_end
     ):
         return stored
+    if markers_epoch != part.markers_epoch:  # takes of later epochs may stand behind what was stored
+        told_below = min(told_below, stored.told_below)
     return replace(stored, taken_end=end.offset, queue_epoch=end.epoch, told_below=told_below)

@@ -4,18 +4,19 @@ import gc
 import itertools
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tracked import Standing, Tracked, part_of
+from confluent_kafka import KafkaError
+from tracked import Standing, Tracked, part_of, record_of
 
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
 from kmqpy.kafka.log_ends import LogEnd
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op, tick
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.open_claims import TornClaim
@@ -30,7 +31,7 @@ from tracker.redelivery.redeliverer import RedeliveryResult
 from tracker.redelivery.redelivery_plan import Copy
 from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
-from tracker.takeover import TakeoverResult
+from tracker.takeover import TakeoverResult, _with_own_evidence
 from tracker.tracker import Tracker
 
 
@@ -187,22 +188,83 @@ def test_r40_a_tick_that_was_cut_away_is_not_waited_for(monkeypatch: pytest.Monk
 
     start = tracked.clock.monotonic()
     take_over(start)
-    for waited in (9, 11):
+    for waited in (9, 11, 30):
         tracked.lifecycle.advance(part, start + waited)
-        assert len(begun) == (waited > 10)
-    take_over(start + 11)
+        assert len(begun) == (waited > 20)
+        assert bool(tracked.problems()) == (waited > 10)
+    take_over(start + 30)
     assert part.reading
-    tracked.lifecycle.advance(part, start + 20)
-    part.read(24, 0, start + 20)
-    tracked.lifecycle.advance(part, start + 29)
-    assert (part.phase, len(begun)) == (TrackingPhase.CATCHING_UP, 1)
+    tracked.lifecycle.advance(part, start + 39)
+    part.read(24, 0, start + 39)
+    tracked.lifecycle.advance(part, start + 48)
+    assert (part.phase, len(begun), tracked.problems()) == (TrackingPhase.CATCHING_UP, 1, [])
+
+
+def test_r40_an_end_marker_that_was_cut_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick shows the new leader epoch, and then the partition is taken over again."""
+    tracked, ticks = Tracked(ManualClock()), []
+    monkeypatch.setattr(tracked.lifecycle, "_post_tick", lambda *_: ticks.append(1))
+    monkeypatch.setattr(tracked.lifecycle, "_submit", lambda *_: None)
+    part, now = part_of(tracked, QueueSettings(name="q")), tracked.clock.monotonic()
+    part.start_reading(InFlight(), now)
+    part.phase = TrackingPhase.ACTIVE
+    tracked.read(part, record_of(Marker(0, 3, Op.TAKE, 0), 0))
+    tracked.lifecycle.advance(part, now)
+    assert (len(part.state), part.state.next_due_ms()) == (1, None), "it is in redelivery"
+    part.busy = True
+    assert part.seconds_to_tick(now + 3_600, 0.3) == float("inf")
+    part.busy = False
+    tracked.lifecycle.advance(part, now + 3_600)
+    assert ticks
+
+
+def test_r39_an_epoch_that_was_told_where_markers_were_cut_away_since_is_not_believed() -> None:
+    """Takes of new messages stand there now: these would count as written behind a cut that never was."""
+    tracked = Tracked(ManualClock())
+    part, now = part_of(tracked, QueueSettings(name="q")), tracked.clock.monotonic()
+    ids = ("queue", "markers")
+    part.topic_ids = ids
+    part.start_reading(InFlight(), now, 100, 1, 1)
+    part.catch_up_to(Tick(100, 1_000, now), LogEnd(60, 1), 0, LogEnd(50, 1))
+    takes = [record_of(Marker(0, 50 + number, Op.TAKE, 600_000), 101 + number) for number in range(10)]
+    tracked.read(part, record_of(tick(0), 100), *takes)
+    part.epoch_told(1, 111, 59)
+    stored = StoredOffset(100, "markers", now_ms=1_000, taken_end=50, queue_epoch=1, told_below=100)
+    assert _with_own_evidence(stored, part, ids, 1).told_below == 111
+    assert _with_own_evidence(stored, part, ids, 2).told_below == 100
+
+
+def test_what_is_stored_of_the_log_goes_no_further_than_what_was_read() -> None:
+    tracked = Tracked(ManualClock())
+    part, now = part_of(tracked, QueueSettings(name="q")), tracked.clock.monotonic()
+    part.start_reading(InFlight(), now, 0, 1, 1)
+    part.reading = True
+    part.catch_up_to(Tick(50, 1_000, now), LogEnd(10, 1), 0, LogEnd(0, 1))
+    tracked.read(part, record_of(Marker(0, 3, Op.TAKE, 600_000), 20))
+    part.take_over_again(now)
+    make = tracked.loop._offsets.offset_of(part)
+    assert make is not None
+    assert (make().markers_read, make().told_below) == (21, 21)
+
+
+def test_a_tick_that_fails_later_is_shown(tracked: Tracked) -> None:
+    class FailingTickWriter:
+        def post_tick(self, *_: object, failed: Callable[[KafkaError], None]) -> None:
+            failed(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    tracked.lifecycle._tick_writer = FailingTickWriter()
+    part = part_of(tracked, QueueSettings(name="q"))
+    tracked.lifecycle._post_tick(part, 0.0)
+    tracked.jobs.take_results()
+    (shown,) = tracked.problems()
+    assert shown.startswith("queue q, partition 0: a tick could not be written: ")
 
 
 def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
     tracked: Tracked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FakeTickWriter:
-        def post_tick(self, *_: object) -> None:
+        def post_tick(self, *_: object, **__: object) -> None:
             raise Unavailable("no tick")
 
     tracked.lifecycle._tick_writer = FakeTickWriter()

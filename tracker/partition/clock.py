@@ -72,14 +72,20 @@ class PartitionClock:
         if self._last_tick is not None:
             self._state.latest_ms = self._last_tick.latest_ms(now) + self._lead_ms
 
-    def seconds_to_tick(self, now: float, silence_s: float) -> float:
-        """How many seconds until a tick may be needed; infinite while no message waits for its due time."""
+    def seconds_to_tick(self, now: float, silence_s: float, *, is_busy: bool) -> float:
+        """How many seconds until a tick may be needed; infinite while no message waits for its due time.
+
+        One that was redelivered waits for its end marker, which may be cut away (rule R40).
+
+        is_busy  True while a job redelivers messages
+        """
         sent_at = self._tick_sent_at
         tick_in_s = 0.0 if sent_at is None else sent_at + _TICK_TIMEOUT_S - now
         if self._state.highest_clamped_ms:  # timestamps were limited: a tick tells which clock is wrong
             last = self._last_tick
             return max(tick_in_s, 0.0 if last is None else last.asked_at + _TICK_TIMEOUT_S - now)
-        next_due_ms = self._state.next_due_ms()
+        awaits_ends = self._state.awaits_ends and not is_busy
+        next_due_ms = self._state.now_ms if awaits_ends else self._state.next_due_ms()
         if next_due_ms is None:
             return float("inf")
         due_in_s = (next_due_ms - self._state.now_ms) / 1000 - (now - self._now_read_at)

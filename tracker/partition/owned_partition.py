@@ -325,9 +325,9 @@ class OwnedPartition:
 
     def seconds_to_tick(self, now: float, silence_s: float) -> float:
         """See PartitionClock.seconds_to_tick(); infinite unless the partition is active."""
-        return (
-            self.clock.seconds_to_tick(now, silence_s) if self.phase is TrackingPhase.ACTIVE else float("inf")
-        )
+        if self.phase is not TrackingPhase.ACTIVE:
+            return float("inf")
+        return self.clock.seconds_to_tick(now, silence_s, is_busy=self.busy)
 
     def take_over_again(self, at: float) -> None:
         """Have the partition taken over again at the monotonic time `at`, before any other work on it.

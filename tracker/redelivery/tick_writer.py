@@ -58,17 +58,24 @@ class TickWriter:
         self._producers = RenewedProducer(partial(librdkafka.new_producer, connection, _PRODUCER_SETTINGS))
 
     def post_tick(
-        self, topic: str, partition: int, written: Callable[[Tick], None], cuts: LogCuts = NO_CUTS
+        self,
+        topic: str,
+        partition: int,
+        written: Callable[[Tick], None],
+        cuts: LogCuts = NO_CUTS,
+        failed: Callable[[KafkaError], None] = lambda _: None,
     ) -> None:
         """Append a tick, which tells these cuts, without waiting until it is written.
 
-        poll() calls `written` later, unless the tick can't be written, so somebody must call poll().
+        poll() calls `written` later, or `failed` if the tick can't be written: somebody must call poll().
         """
         asked_at = self._clock.monotonic()
 
         def report(error: KafkaError | None, record: Any) -> None:
             if error is None:
                 written(_tick(record, asked_at))
+            else:
+                failed(error)
 
         try:
             self._produce(self._producers.current(), topic, codec.tick(partition, cuts), report)

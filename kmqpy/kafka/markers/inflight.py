@@ -287,6 +287,11 @@ class InFlight:
         for offset in list(self._entries.handed_out):
             self.retry(offset, 0)
 
+    @property
+    def awaits_ends(self) -> bool:
+        """True while messages are in redelivery; see take_due()."""
+        return bool(self._entries.handed_out)
+
     def next_due_ms(self) -> int | None:
         """When the next entry is due, compared with `now_ms`; None if no entry waits."""
         return self._entries.next_due_ms()
