@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 from support import LiveQueue, bodies, collect, until, value
 
 from kmqpy.dev import Cluster
@@ -18,6 +19,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import cut_logs
 from tracker.partition import clock
 from tracker.reading.markers_consumer import MarkersConsumer
+from tracker.redelivery.redeliverer import Redeliverer
 from tracker.tracker import Tracker
 
 COUNT = 20
@@ -219,4 +221,33 @@ def test_r40_a_tracker_does_not_wait_for_a_tick_of_its_own_that_was_cut_away(
     monkeypatch.setattr(clock, "_TICK_LOST_S", 2.0)
     tracker_of(scene)
     assert len(scene.state) == COUNT
+    scene.queue.__exit__()
+
+
+def test_r40_a_tracker_does_not_wait_for_its_end_markers_that_were_cut_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(cluster, "ended", "/ended")
+    place = TopicPartition("ended__markers", 0)
+    readers: list[MarkersConsumer] = []
+    start, redeliver = MarkersConsumer.start, Redeliverer.redeliver
+
+    def start_noted(reader: MarkersConsumer, *part: Any) -> None:
+        readers.append(reader)
+        start(reader, *part)
+
+    def cut_away_behind(*planned: Any) -> Any:
+        monkeypatch.setattr(Redeliverer, "redeliver", redeliver)
+        readers[0].consumer.pause([place])  # and what librdkafka has fetched ahead is dropped
+        read_to, result = scene.state.position, redeliver(*planned)
+        cut_logs(cluster, {("ended", 0): COUNT, (place.topic, 0): read_to})
+        readers[0].consumer.resume([place])
+        return result
+
+    monkeypatch.setattr(MarkersConsumer, "start", start_noted)
+    monkeypatch.setattr(Redeliverer, "redeliver", cut_away_behind)
+    tracker_of(scene)
+    scene.queue.mark_all(Marker(0, number, Op.TAKE, 1) for number in range(COUNT))
+    until(lambda: scene.value("redelivered") == 2 * COUNT, what=scene.tracker.problems)
+    assert scene.queue.copies() == dict.fromkeys(scene.old, 2)
     scene.queue.__exit__()
