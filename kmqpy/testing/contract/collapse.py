@@ -150,11 +150,11 @@ def test_a_delayed_message_collapses_when_it_is_ready(kmq_target: Target, collap
     queue = collapsing()
     # Where another process makes delayed messages ready, they do not collapse.
     skip_without(queue.capabilities, "delay", "immediate")
-    later = queue.send("m", delay=LEASE_S)
+    later = queue.send("m", delay=3 * LEASE_S)
     now = queue.send("m")
     assert [one.id for one in queue.receive(9, lease=60)] == [now]
     assert_sizes(queue, waiting=1, in_flight=1)
-    kmq_target.pass_time(PAST_LEASE_S)
+    kmq_target.pass_time(2 * LEASE_S + PAST_LEASE_S)
     queue.send("m")
     assert [one.id for one in queue.receive(9)] == [later]
     assert queue.receive(wait=0) == []
