@@ -12,7 +12,7 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,7 +260,7 @@ class Gateway:
         ]
         # A console looks: it neither works for others, nor makes what only gateways need.
         work: list[Any] = [] if self._is_console else [self._moves.run(), self._sqs.run()]
-        moving = asyncio.ensure_future(asyncio.gather(*work))
+        moving = asyncio.ensure_future(asyncio.gather(*map(_logged, work)))
         warming = asyncio.wrap_future(self._threads.submit(self._warm_up))
         with _stopped_by_signals(self._on_signal) if handle_signals else contextlib.nullcontext():
             try:
@@ -469,6 +469,14 @@ class Gateway:
         if self._peers is not None:
             self._metrics.registered.labels("gateways").set(self._peers.registered)
             self._metrics.others.set(len(self._peers.others))
+
+
+async def _logged(moves: Awaitable[None]) -> None:
+    """Await moves; nobody looks at how they have ended before the gateway ends."""
+    try:
+        await moves
+    except Exception:
+        _log.exception("moves have ended")
 
 
 def _are_missing(keys: KeyStore) -> bool:

@@ -112,7 +112,7 @@ def test_a_tab_sees_what_changes_and_nothing_is_sampled_when_all_are_closed(serv
         served.storage.delete("jobs")
         until(of_one, lambda _, event: "jobs" in event["gone"])
         until(events, lambda rows, _: not rows)
-    assert wait_until(served.gateway._sampler._running.done, timeout_s=10)
+    assert wait_until(lambda: served.gateway._sampler._running is None, timeout_s=10)
 
 
 def test_the_gateways_own_queues_are_not_shown(served):

@@ -18,6 +18,7 @@ from kmqpy.core.clock import wait_until
 from kmqpy.gateway.discovery.peers import Peers
 from kmqpy.gateway.discovery.registration import Registration
 from kmqpy.gateway.server import _Server, _stopped_by_signals
+from kmqpy.gateway.service.moves import Moves
 from kmqpy.gateway.service.served_queue import ServedQueue
 from kmqpy.queue import storage_for
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -47,6 +48,15 @@ def test_the_batch_of_a_move_is_finished(tmp_path, monkeypatch, drain_s):
         assert (jobs.size(), jobs.in_flight()) == (1, 0), "another gateway goes on at once"
     finally:
         storage.close()
+
+
+def test_moves_that_end_before_the_gateway_does_are_logged(monkeypatch, caplog):
+    async def fail(_moves):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Moves, "run", fail)
+    with running(fresh_memory()):
+        assert wait_until(lambda: "can't start new thread" in caplog.text, 10)
 
 
 def test_a_second_signal_cuts_off_no_request(tmp_path):

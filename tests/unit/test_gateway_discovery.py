@@ -1,11 +1,14 @@
 """What a gateway registers in ZooKeeper for EmoDB's clients."""
 
+import contextlib
 import json
 import socket
+import threading
 import time
 
 import pytest
 
+from kmqpy.gateway.discovery import registration as discovery
 from kmqpy.gateway.discovery.ostrich import end_points
 from kmqpy.gateway.discovery.registration import Entry, Registration
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -36,3 +39,28 @@ def test_a_zookeeper_that_does_not_answer_does_not_hold_up_the_end():
             registration.close()
             assert time.monotonic() - begun_s < 4
     registration._thread.join()
+
+
+def test_a_registration_survives_any_error(monkeypatch, caplog):
+    has_registered = threading.Event()
+    results = iter([RuntimeError("can't start new thread"), contextlib.nullcontext(FakeClient())])
+
+    def connect(_settings):
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(discovery, "connect", connect)
+    monkeypatch.setattr(discovery, "CHECK_EVERY_S", 0.01)
+    with Registration(ZooKeeperConnection(), [Entry("/x", "y", b"")], lambda _: has_registered.set()):
+        assert has_registered.wait(10)
+    (record,) = (one for one in caplog.records if one.levelname == "WARNING")
+    assert "can't start new thread" in record.exc_text
+
+
+class FakeClient:
+    """A ZooKeeper that takes everything."""
+
+    def __getattr__(self, _):
+        return lambda *args, **keywords: True

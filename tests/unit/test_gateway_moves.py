@@ -11,6 +11,9 @@ import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.gateway.dialects.sqs import move_tasks
+from kmqpy.gateway.dialects.sqs.catalog import Catalog
+from kmqpy.gateway.dialects.sqs.move_tasks import MoveTasks
 from kmqpy.gateway.service import moves as service
 from kmqpy.gateway.service.hub import Hub, QueueName
 from kmqpy.gateway.service.moves import MOVES_QUEUE, Move, Moves, MoveStatus, UnknownMove
@@ -96,6 +99,30 @@ async def test_a_message_that_is_no_job_stops_no_other(job):
         await asyncio.sleep(0.1)
         assert await ended(moves, await moves.start("s", A_TO_B)) is MoveStatus.COMPLETE
         assert len(storage.open("b").peek()) + len(storage.open("a").peek()) == 3
+
+
+async def test_sqs_s_move_tasks_go_on_after_any_error(monkeypatch, caplog):
+    monkeypatch.setattr(move_tasks, "_LOOK_EVERY_S", 0.01)
+    results, has_asked_again = iter([RuntimeError("can't start new thread")]), asyncio.Event()
+    with memory_storage() as storage:
+        hub = Hub({"": storage})
+        with_queue = hub.with_queue
+
+        async def failing_once(*args, **keywords):
+            for error in results:
+                raise error
+            has_asked_again.set()
+            return await with_queue(*args, **keywords)
+
+        monkeypatch.setattr(hub, "with_queue", failing_once)
+        tasks = MoveTasks(hub, Catalog(hub, 0, ()), None)
+        running = asyncio.ensure_future(tasks.run())
+        async with asyncio.timeout(10):
+            await has_asked_again.wait()
+            tasks.stop()
+            await running
+    (record,) = caplog.records
+    assert "can't start new thread" in record.exc_text
 
 
 async def test_a_moved_message_keeps_its_group():

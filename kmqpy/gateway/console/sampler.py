@@ -105,6 +105,7 @@ class Sampler:
             self._tabs += Counter()  # without zeros
             if not self._tabs:
                 self._running.cancel()
+                self._running = None  # the next tab must not take it for one that runs
 
     async def next_round(self) -> bool:
         """Wait for the end of a round; False if there is none any more."""

@@ -86,8 +86,11 @@ class Registration(Closeable):
                     client.add_listener(self._note_state)
                     self._client = client
                     self._keep(client)
-            except (KmqError, KazooException) as error:
-                _log.warning("not registered in ZooKeeper", extra={"error": str(error)})
+            except Exception as error:  # whatever it is, it may go, and clients must find us again
+                is_expected = isinstance(error, (KmqError, KazooException))
+                _log.warning(
+                    "not registered in ZooKeeper", extra={"error": str(error)}, exc_info=not is_expected
+                )
             with self._changed:
                 self._paths.clear()
                 self._changed.wait_for(lambda: self._withdrawn, CHECK_EVERY_S)

@@ -1,17 +1,19 @@
-"""Answers with a number in time: the number itself, or the last one, with what was changed by us since."""
+"""Answers with a number in time: the number itself, or the last one, with what was changed by us since.
+
+While none is known, the number is waited for: a late answer is better than a wrong one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from kmqpy.gateway.service.patience import is_away
 
 _FRESH_S = 0.15
-"""So long, in seconds, a request waits for the number if an earlier one is known."""
-_FIRST_S = 0.3
-"""The same if none is known; EmoDB's clients give up after 500 ms."""
-
+"""So long, in seconds, a request waits for the number if an earlier one is known; EmoDB's clients give up
+after 500 ms."""
 _MAX_COUNTS = 3
 """Counts of one number that run at a time."""
 
@@ -26,7 +28,11 @@ class Estimate:
         self._count = count
         self._counting: dict[int | None, asyncio.Future[int]] = {}
         self._last = 0
-        self._was_counted = False
+        self._known_up_to: float = -1  # the highest limit for which the last number is an answer
+
+    def follow(self, former: Estimate) -> None:
+        """Know what a former estimate of this number knows."""
+        self._last, self._known_up_to = former._last, former._known_up_to
 
     def change(self, by: int) -> None:
         """We have changed the number."""
@@ -42,8 +48,8 @@ class Estimate:
             counting = self._counting[limit] = asyncio.ensure_future(self._count(limit))
             counting.add_done_callback(lambda done: self._keep(limit, done))
         # Of a storage that is away nobody wants to hear the last number: another gateway may reach it.
-        timeout_s = None if is_away() else _FRESH_S if self._was_counted else _FIRST_S
-        await asyncio.wait([counting], timeout=timeout_s)
+        is_known = _bound(limit) <= self._known_up_to and not is_away()
+        await asyncio.wait([counting], timeout=_FRESH_S if is_known else None)
         return counting.result() if counting.done() else self._last
 
     def _shared(self, limit: int | None) -> asyncio.Future[int] | None:
@@ -54,5 +60,14 @@ class Estimate:
 
     def _keep(self, limit: int | None, counting: asyncio.Future[int]) -> None:
         del self._counting[limit]
-        if not counting.cancelled() and counting.exception() is None:
-            self._last, self._was_counted = counting.result(), True
+        if counting.cancelled() or counting.exception() is not None:
+            self._known_up_to = -1
+            return
+        number = counting.result()
+        known_up_to = math.inf if number < _bound(limit) else _bound(limit)
+        if known_up_to >= self._known_up_to or number > self._last:
+            self._last, self._known_up_to = number, known_up_to
+
+
+def _bound(limit: int | None) -> float:
+    return math.inf if limit is None else limit

@@ -344,6 +344,8 @@ class Hub:
             return former.queue
         self._missing_since_s.pop(place, None)
         if former is not None:
+            if former.queue.unique_id == queue.unique_id:
+                served.follow(former.queue)
             self._close(place, former.queue)
         self._entries[place] = _Entry(served, before)
         if has_owners:

@@ -181,6 +181,11 @@ class ServedQueue:
         """How many messages are kept that came when their poll had been answered."""
         return len(self._shelf)
 
+    def follow(self, former: ServedQueue) -> None:
+        """Know the numbers that were counted when this queue was open before."""
+        self._size.follow(former._size)
+        self._in_flight.follow(former._in_flight)
+
     # --- messages ---------------------------------------------------------------------------------
 
     async def send(self, bodies: Sequence[Body]) -> list[str]:

@@ -131,8 +131,9 @@ class ArrivalSubscriber:
                 except Exception:  # the thread meets the same error, connects and subscribes anew
                     self._connection = None
         if self._thread is None:
-            self._thread = threading.Thread(target=self._listen, name="kmqpy-redis-arrivals", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._listen, name="kmqpy-redis-arrivals", daemon=True)
+            thread.start()  # may fail; then the next call tries again
+            self._thread = thread
         return channel
 
     # --- the thread -------------------------------------------------------------------------------

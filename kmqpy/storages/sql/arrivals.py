@@ -64,8 +64,9 @@ class ArrivalListener:
         """Start the thread, unless it runs already."""
         with self._lock:
             if self._thread is None and not self._stopped.is_set():
-                self._thread = threading.Thread(target=self._run, name="kmqpy-sql-listener", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kmqpy-sql-listener", daemon=True)
+                thread.start()  # may fail; then the next call tries again
+                self._thread = thread
 
     def stop(self) -> None:
         """End the thread, which closes its connection; waits for the thread for 10 s at most."""
@@ -130,10 +131,11 @@ class Notifier:
         if generation in self._untold_queues:
             return
         with self._changed:
-            self._untold_queues.add(generation)
             if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name="kmqpy-sql-notifier", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="kmqpy-sql-notifier", daemon=True)
+                thread.start()  # may fail; then the next call tries again
+                self._thread = thread
+            self._untold_queues.add(generation)
             self._changed.notify()
 
     def stop(self) -> None:

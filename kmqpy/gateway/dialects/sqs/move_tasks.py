@@ -203,6 +203,9 @@ class MoveTasks:
             found, _ = await self._hub.with_queue(_JOBS, take, missing=lambda: ([], ""))
         except KmqError:  # the storage is away; other moves say so
             return None
+        except Exception:  # whatever it is, it may go, and tasks must go on
+            _log.exception("move tasks wait")
+            return None
         return found[0] if found else None
 
     async def _run_job(self, job: Taken) -> None:
