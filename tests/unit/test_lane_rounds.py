@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kmqpy.errors import Unavailable
+from kmqpy.core.throttle import Throttle
+from kmqpy.errors import AccessDenied, Unavailable
 from kmqpy.kafka.client import lanes
 from kmqpy.kafka.client.lanes import LanesConsumer
+from kmqpy.testing import ManualClock
 
 
 class Consumer:
@@ -54,6 +56,14 @@ class Consumer:
         return []
 
 
+class Telemetry:
+    def __init__(self):
+        self.failures = []
+
+    def failed(self, queue, what):
+        self.failures.append((queue, what))
+
+
 def record(partition, offset):
     return SimpleNamespace(partition=lambda: partition, offset=offset)
 
@@ -65,6 +75,9 @@ def client():
     made._lanes = [lanes._Lane(Consumer(name, calls), 0.75) for name in ("retry", "main")]
     made.retry, made.main = (lane.consumer for lane in made._lanes)
     made._main = made.main
+    made._telemetry = Telemetry()
+    made._clock = ManualClock()
+    made._warnings = Throttle(lanes._WARN_EVERY_S, made._clock)
     return made
 
 
@@ -148,6 +161,28 @@ def test_a_lane_waits_for_none_that_can_not_be_read(client):
     with pytest.raises(Unavailable):  # since this main lane hands out nothing
         client._round(10, 0.01, 1_000)
     assert client.main.started == {0: [1]}
+
+
+@pytest.mark.parametrize("call", ["poll", "serve"])
+def test_of_a_lane_that_can_not_be_read_is_told_though_others_have_messages(client, caplog, call):
+    """Nobody would hear of it: its error is raised only when the others have nothing."""
+
+    def fails(*_):
+        raise AccessDenied("Read is denied")
+
+    broken = client.retry if call == "poll" else client.main
+    setattr(broken, call, fails)
+    broken.start_over = lambda: None
+    for lane in client._lanes:
+        lane.consumer.hand_out = lambda: ["a message"]
+    for _ in range(3):
+        assert client._round(1, 0.0, 1_000, client._lanes[:1] if call == "serve" else None)
+    told = [(one.levelname, one.queue, one.error) for one in caplog.records]
+    assert told == [("WARNING", broken.name, "Read is denied")]
+    assert client._telemetry.failures == [(broken.name, "receive")] * 3
+    client._clock.sleep(lanes._WARN_EVERY_S)
+    assert client._round(1, 0.0, 1_000, client._lanes[:1] if call == "serve" else None)
+    assert len(caplog.records) == 2
 
 
 def test_r11_no_lane_is_waited_for_when_another_has_handed_out(client):

@@ -4,7 +4,7 @@ clocks (R23)."""
 import threading
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from tracked import Tracked, record_of
 
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -87,7 +87,11 @@ def test_a_queue_without_a_known_end_holds_up_no_other(turning: Tracked) -> None
     assert turning.problems() == []
 
 
-def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(turning: Tracked) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(
+    turning: Tracked, refused: bool
+) -> None:
+    """Even where librdkafka has refused to stop reading them."""
     fetched = [record_of(Marker(0, 0, Op.TAKE, 60_000), 0)]
 
     def consume(limit: int, _wait_s: float) -> list[Message]:
@@ -95,7 +99,14 @@ def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(turning:
             return fetched
         raise KafkaException(KafkaError(KafkaError._STATE))
 
+    def refuse(_places: list[TopicPartition]) -> None:
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    for part in turning.parts.values():
+        turning.loop._reader._markers.start(part)
     turning.consumer.consume = consume
+    if refused:
+        turning.consumer.incremental_unassign = refuse
     turning.run_once()
     assert {part.phase for part in turning.parts.values()} == {TrackingPhase.FENCING}
     assert not any(part.reading for part in turning.parts.values())

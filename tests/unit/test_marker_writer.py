@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
+from kmqpy.errors import ConfigError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import marker_writer
 from kmqpy.kafka.client.marker_writer import MarkerWriter
@@ -390,6 +391,33 @@ def test_producers_that_end_at_once_are_not_made_all_the_time(monkeypatch):
     assert tried.wait(60)
     writer.abandon()
     assert len(made) == 2
+
+
+def test_r26_no_marker_is_lost_while_no_producer_can_be_made(monkeypatch, caplog):
+    """As while a file of certificates is being changed."""
+    made, tries = [], []
+
+    def ended(*_, **__):
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    def another(connection, settings):
+        tries.append(len(made))
+        if 1 < len(tries) < 4:
+            raise ConfigError("ssl.ca.location: there is no 'ca.pem'")
+        made.append(TinyProducer())
+        made[-1].answers.set()
+        return made[-1]
+
+    monkeypatch.setattr(librdkafka, "new_producer", another)
+    monkeypatch.setattr(marker_writer, "_REPLACE_EVERY_S", 0.01)
+    writer = MarkerWriter(KafkaConnection(), RANGES)
+    made[0].produce = ended
+    assert writer.write([(0, [1]), Marker(0, 2, Op.NACK), (1, [3])], 5.0) == 0
+    assert {decode_key(one.key()) for one in made[1].log} == {(0, 1), (0, 2), (1, 3)}
+    assert [one.error for one in caplog.records if "can be made" in one.message] == [
+        "ssl.ca.location: there is no 'ca.pem'"
+    ]
+    assert writer.close() == 0
 
 
 @pytest.mark.parametrize("confirmed", [True, False])

@@ -80,11 +80,13 @@ class MarkersConsumer:
     def stop(self, part: OwnedPartition) -> None:
         """Stop fetching the partition, if it is read, and set its `reading` to False."""
         topic = part.queue.markers_topic
-        if part.reading and self._readers.get((topic, part.number)) is part:
-            del self._readers[topic, part.number]
-            self._resume(part)
-            self._consumer.incremental_unassign([TopicPartition(topic, part.number)])
-        part.reading = False
+        try:
+            if part.reading and self._readers.get((topic, part.number)) is part:
+                del self._readers[topic, part.number]
+                self._resume(part)
+                self._consumer.incremental_unassign([TopicPartition(topic, part.number)])
+        finally:  # else no takeover would start it again
+            part.reading = False
 
     def fetch(self, wait_s: float) -> Fetched:
         """Return the records that have arrived; waits up to `wait_s` for the first. Raises KafkaException."""

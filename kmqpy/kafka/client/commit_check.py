@@ -60,19 +60,26 @@ class CommitCheck:
         self._clock = clock
 
     def ask(self, consumer: Consumer, partitions: list[int], timeout_s: float) -> dict[int, PartitionEnds]:
-        """Where the logs of these partitions end. Raises KafkaException, Unavailable."""
+        """Where the logs of these partitions end, without those of which Kafka does not tell it.
+
+        Raises KafkaException or Unavailable if Kafka tells it of none.
+        """
         topics = self._queue.name, self._queue.markers_topic
         places = [TopicPartition(topic, number, OFFSET_END) for topic in topics for number in partitions]
         ends: dict[tuple[str, int], PartitionEnd] = {}
+        errors: list[Exception] = []
         for place in consumer.offsets_for_times(places, timeout=timeout_s):
             if place.error is not None:
-                raise KafkaException(place.error)
-            if place.offset < 0:
-                raise Unavailable(
-                    f"{place.topic}, partition {place.partition}: Kafka does not say where it ends"
-                )
-            ends[place.topic, place.partition] = PartitionEnd(place.offset, place.leader_epoch)
-        return {number: PartitionEnds(*(ends[topic, number] for topic in topics)) for number in partitions}
+                errors.append(KafkaException(place.error))
+            elif place.offset < 0:
+                about = f"{place.topic}, partition {place.partition}"
+                errors.append(Unavailable(f"{about}: Kafka does not say where it ends"))
+            else:
+                ends[place.topic, place.partition] = PartitionEnd(place.offset, place.leader_epoch)
+        told = [number for number in partitions if all((topic, number) in ends for topic in topics)]
+        if not told:
+            raise errors[0]
+        return {number: PartitionEnds(*(ends[topic, number] for topic in topics)) for number in told}
 
     def cut_back(
         self,

@@ -503,7 +503,7 @@ class GroupMember:
             ends = self._commit_check.ask(self._consumer, partitions, _LOOK_TIMEOUT_S)
         except (KafkaException, KmqError):
             return  # the next look is soon
-        self._restart([one for one in partitions if self._partitions[one].shows_new_log(ends[one])])
+        self._restart([one for one in ends if self._partitions[one].shows_new_log(ends[one])])
 
     def _rewind(self, partition: int, assigned: AssignedPartition, number: int) -> None:
         assigned.rewind(number, self._clock.monotonic())

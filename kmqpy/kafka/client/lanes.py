@@ -13,6 +13,7 @@ what the higher ones have: else the first messages would be of the lane for whic
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from kmqpy.core import garbage
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import Closed, Fenced, KmqError, ReceiptError, TopicError
 from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.client_options import ConsumerOptions
@@ -33,6 +35,9 @@ from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message, MessagesLike
+from kmqpy.telemetry.base import Telemetry
+
+_log = logging.getLogger(__name__)
 
 _SLICE_S = 0.01
 """receive() waits for messages of the main lane for this long, then looks at the other lanes."""
@@ -42,7 +47,8 @@ _LOOK_UP_EVERY_S = 0.05
 """An iteration looks this often whether a higher lane than that of its next message has messages."""
 _LOOK_UP = 3
 """It takes so many of them, and yields at least one message of the lower lane before it looks again."""
-
+_WARN_EVERY_S = 10.0
+"""At most one warning in this time is logged of each lane that can't be read."""
 
 _context_of = attrgetter("_context")
 
@@ -123,6 +129,8 @@ class LanesConsumer(Closeable):
     ) -> None:
         self._clock = options.get("clock", SYSTEM_CLOCK)
         self._queue = queue
+        self._telemetry = options.get("telemetry") or Telemetry()
+        self._warnings = Throttle(_WARN_EVERY_S, self._clock)
         self._gone_at: float | None = None
         *others, own = queue.lanes()
         owner = owner or self
@@ -242,9 +250,9 @@ class LanesConsumer(Closeable):
         """Take up to `room` messages of the lanes; waits `wait_s` at most for the first one.
 
         The lock is held. The start markers of all lanes are written at the same time. A lane that can't be
-        read holds up no other: its error is raised when the others have nothing. Without a turn of its own
-        the main lane is served all the same: only its consumer is a member of the group. Lanes that wait for
-        higher ones are served, too, so that they are ready when their turn comes.
+        read holds up no other: its error is raised when the others have nothing, and logged in any case.
+        Without a turn of its own the main lane is served all the same: only its consumer is a member of the
+        group. Lanes that wait for higher ones are served, too, so that they are ready when their turn comes.
         """
         if room <= 0:
             return []
@@ -261,6 +269,7 @@ class LanesConsumer(Closeable):
                 except (Closed, Fenced):
                     raise
                 except KmqError as error:
+                    self._warn(lane, error)
                     errors.append(error)
                     well.remove(lane)
                     lane.drop()
@@ -315,8 +324,15 @@ class LanesConsumer(Closeable):
             lane.consumer.serve()
         except (Closed, Fenced):
             raise
-        except KmqError:
-            pass  # its next poll raises it, too
+        except KmqError as error:
+            self._warn(lane, error)  # its next poll raises it, too
+
+    def _warn(self, lane: _Lane, error: KmqError) -> None:
+        """Tell that a lane can't be read: while others have messages, its error is not raised."""
+        name = lane.consumer.name
+        self._telemetry.failed(name, "receive")
+        if self._warnings.allows(name):
+            _log.warning("a lane can't be read", extra={"queue": name, "error": str(error)})
 
     def _may_be_removed(self, errors: Sequence[KmqError], broken: set[_Lane]) -> bool:
         """True if only topics of other lanes are missing, and not for long: the client notices that soon."""

@@ -24,7 +24,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.throttle import Throttle
-from kmqpy.errors import ReceiptError, Unavailable
+from kmqpy.errors import ConfigError, ReceiptError, Unavailable
 from kmqpy.kafka import kafka_errors, librdkafka
 from kmqpy.kafka.client.markers_producer import produce, produce_all
 from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
@@ -489,9 +489,18 @@ class MarkerWriter(Closeable):
 
         A producer that is cut off never reaches Kafka again. A fatal error comes, for example, when the
         broker has lost markers that it had confirmed. It ends each producer while Kafka does not let us
-        write. So _replace_producer() does nothing, and returns False, when it has made one lately.
+        write. So _replace_producer() does nothing, and returns False, when it has made one lately. Nor does
+        it while none can be made, say, because a file of certificates is missing.
         """
         if not self._replacements.allows():
+            return False
+        try:
+            new = self._new_producer()
+        except ConfigError as error:
+            if self._throttle.allows("no producer"):
+                _log.warning(
+                    "no markers producer can be made", extra={"topic": self._topic, "error": str(error)}
+                )
             return False
         self._producer.purge()
         self._producer.flush(1)  # serves the delivery reports, so that markers not confirmed are sent again
@@ -500,7 +509,7 @@ class MarkerWriter(Closeable):
             "markers producer replaced: it ended or got no answer",
             extra={"topic": self._topic, "error": "no answer" if cause is None else cause.name()},
         )
-        self._producer, self._producer_is_broken = self._new_producer(), False
+        self._producer, self._producer_is_broken = new, False
         return True
 
 

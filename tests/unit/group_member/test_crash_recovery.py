@@ -216,6 +216,31 @@ def test_r40_markers_are_no_others_because_the_queue_was_cut_back(member, consum
     assert ("q__markers", 2) in asked
 
 
+@pytest.mark.parametrize("untold", ["q", "q__markers"])
+@pytest.mark.parametrize(
+    "error", [None, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)], ids=["no offset", "no leader"]
+)
+def test_r40_markers_cut_away_are_noticed_while_kafka_tells_nothing_of_other_partitions(
+    member, consumer, untold, error
+):
+    for partition in (0, 1):
+        member._partitions[partition] = active(markers_offset=5)
+        member._partitions[partition].markers_epoch = 0
+
+    def ends(places, timeout):
+        return [
+            SimpleNamespace(topic=untold, partition=0, offset=-1, error=error)
+            if (place.topic, place.partition) == (untold, 0)
+            else TopicPartition(place.topic, place.partition, consumer.end, leader_epoch=1)
+            for place in places
+        ]
+
+    consumer.offsets_for_times = ends
+    member._look_at = 0.0
+    member._look_for_cuts()
+    assert member.partitions == [0]
+
+
 def test_r24_where_the_markers_end_before_a_commit_they_are_read_from_their_beginning(
     member, consumer, takes
 ):
