@@ -133,7 +133,7 @@ def _is_answered(client):
 
 
 def test_a_consumer_is_cut_off_once_others_were_answered_for_a_while(kafka, monkeypatch):
-    monkeypatch.setattr(cut_off, "_ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(cut_off, "_ANSWER_TIMEOUT_S", 0.6)
     clock = Clock()
     connection = kafka.connection(**NEVER_AGAIN)
     check = CutOffCheck(connection, "t", clock)
