@@ -116,6 +116,8 @@ class MessageNames:
         """An end marker calls a copy by this number; by another once a cut is told before which it stands."""
         known = self._records.get(place)
         was_renamed = self._numbers.get(copy, place[1]) != place[1]
+        if known is not None and self._is_of_former(place, known) and not self._starts[place, known]:
+            known = None  # nobody took it by this number until it was gone
         if known is not None and known is not copy and not (known.is_cut and was_renamed):
             self._tell(f"{_shown(place)} is a copy of {copy.value()!r} to {by}, and is {known.value()!r}")
 

@@ -84,6 +84,7 @@ FOUND_WITH_CUT_LOGS = {
     970256: "lost: a tracker claimed a log to be whole before it knew whether its last copy was aborted",
     932554: "lost: who looked for a cut looked at what he learned meanwhile only when new markers came",
     876854: "R39: clients looked only at the highest take behind the end, which a told cut had taken away",
+    3100043: "R39: a copy stood where whom a pause had halted took what was cut away, a gap of R39",
 }
 """The same, of seeds in which logs are cut back."""
 
