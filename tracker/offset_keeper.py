@@ -77,6 +77,8 @@ class OffsetKeeper(TrackerPart):
         if not reads or part.catch_up_offset is None or part.searches:
             return None  # a successor must read the tick with the cut again, to look for lost copies
         state, oldest = part.state, part.state.oldest()
+        if state.position <= part.catch_up_offset:
+            return None  # it has not caught up since it is read
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
             state.missed_markers = False
         end, told_below = part.log_evidence
@@ -94,7 +96,7 @@ class OffsetKeeper(TrackerPart):
             cuts=state.cuts if cuts is None else cuts,
             taken_end=end.offset,
             queue_epoch=end.epoch,
-            told_below=min(told_below, state.position),  # behind it, markers may be cut away
+            told_below=told_below,
             takes_epoch=state.takes_epoch,
             markers_read=state.position,
             markers_epoch=part.markers_epoch,

@@ -83,7 +83,7 @@ class PartitionLifecycle(TrackerPart):
         if part.waits_in_vain(now):
             part.problems.tick = "the tick of the takeover does not come, perhaps cut away; taking over again"
             self._problems.warn("lost tick", part.key, part.problems.tick)
-            part.back_off(now)
+            part.take_over_again(now)
         if part.phase is TrackingPhase.FENCING and now >= part.retry_at:
             self._submit(part, partial(self._takeover.prepare, part), partial(self._taken_over, part))
             return
@@ -152,14 +152,13 @@ class PartitionLifecycle(TrackerPart):
             self._jobs.hand_over(lambda: self._tick_written(part, tick))
 
         def failed(error: KafkaError) -> None:
-            self._jobs.hand_over(
-                lambda: self._tick_failed(part, f"a tick could not be written: {error.str()}")
-            )
+            why = f"a tick could not be written: {error.str()}"
+            self._jobs.hand_over(lambda: self._tick_failed(part, now, why))
 
         try:
             self._tick_writer.post_tick(part.queue.markers_topic, part.number, written, failed=failed)
         except Unavailable as error:
-            self._tick_failed(part, str(error))
+            self._tick_failed(part, now, str(error))
         part.clock.tick_sent(now)
         self._metrics.ticks.labels(part.key[0]).inc()
 
@@ -168,7 +167,9 @@ class PartitionLifecycle(TrackerPart):
         if ahead_s:
             self._problems.clock_ahead(part.key, ahead_s)
 
-    def _tick_failed(self, part: OwnedPartition, why: str) -> None:
+    def _tick_failed(self, part: OwnedPartition, asked_at: float, why: str) -> None:
+        if part.clock.has_read_since(asked_at):
+            return  # another one was written since
         part.problems.tick = why
         self._problems.warn("tick", part.key, "a tick could not be written", error=why)
 

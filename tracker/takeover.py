@@ -56,6 +56,7 @@ class TakeoverResult:
     known_end  the log has what the stored offset says it had below this offset, as of this leader epoch
     begin      where to begin to read markers, and with which state
     markers_epoch  the latest leader epoch of the markers partition
+    is_held_back   True if an open transaction keeps markers before the tick from being read
     """
 
     topic_ids: tuple[str, str]
@@ -65,6 +66,7 @@ class TakeoverResult:
     known_end: LogEnd
     begin: StartPosition
     markers_epoch: int
+    is_held_back: bool = False
 
 
 class Takeover(TrackerPart):
@@ -141,7 +143,10 @@ class Takeover(TrackerPart):
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:
             self._metrics.markers_lost.labels(queue.name).inc()
-        return TakeoverResult(topic_ids, tick, queue_end, existed, known_end, begin, markers_end.epoch)
+        held_back = markers_stable < markers_end.offset
+        return TakeoverResult(
+            topic_ids, tick, queue_end, existed, known_end, begin, markers_end.epoch, held_back
+        )
 
     def _believed(self, part: OwnedPartition, stored: StoredOffset | None) -> StoredOffset | None:
         """What can be true of the stored offset. A leader may not know for a while that it is none."""
@@ -253,6 +258,7 @@ class Takeover(TrackerPart):
                 self._kafka.markers.stop(part)
             if not part.reading:
                 self._start_reading(part, result)
+            part.is_held_back = result.is_held_back
             part.catch_up_to(result.tick, result.queue_end, result.existed, result.known_end)
             if result.begin.markers_cut:
                 self._cuts.markers_cut_away(part, str(result.begin.problem))

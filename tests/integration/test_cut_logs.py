@@ -218,7 +218,7 @@ def test_r40_a_tracker_does_not_wait_for_a_tick_of_its_own_that_was_cut_away(
         start(*reading)
 
     monkeypatch.setattr(MarkersConsumer, "start", cut_away_before)
-    monkeypatch.setattr(clock, "_TICK_LOST_S", 2.0)
+    monkeypatch.setattr(clock, "_LOST_AFTER_S", 2.0)
     tracker_of(scene)
     assert len(scene.state) == COUNT
     scene.queue.__exit__()
@@ -246,6 +246,7 @@ def test_r40_a_tracker_does_not_wait_for_its_end_markers_that_were_cut_away(
 
     monkeypatch.setattr(MarkersConsumer, "start", start_noted)
     monkeypatch.setattr(Redeliverer, "redeliver", cut_away_behind)
+    monkeypatch.setattr(clock, "_LOST_AFTER_S", 2.0)
     tracker_of(scene)
     scene.queue.mark_all(Marker(0, number, Op.TAKE, 1) for number in range(COUNT))
     until(lambda: scene.value("redelivered") == 2 * COUNT, what=scene.tracker.problems)

@@ -269,7 +269,7 @@ async def test_however_many_limits_are_asked_for_few_counts_run():
     sizes = asyncio.gather(*(size.get(limit) for limit in (20, 10, 20, 30, 40, 50, 60)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert limits == [20, 10, 30]
+    assert limits == [20, 10, 30, None]
     answer.set()
     assert await sizes == [7] * 7
 
@@ -298,6 +298,19 @@ async def test_a_count_up_to_a_limit_tells_nothing_of_what_is_beyond():
     assert await size.get(15) == 15
     seconds = 0.3
     assert await size.get() == 20, "waited for: there are more than was known"
+
+
+async def test_of_a_number_that_was_counted_up_to_a_limit_more_are_left_than_are_known():
+    size, _, gate = slow_estimate()
+    gate.set()
+    assert await size.get(7) == 7
+    gate.clear()
+    size.change(-5)
+    asking = asyncio.ensure_future(size.get(7))
+    await asyncio.wait([asking], timeout=0.3)
+    assert not asking.done(), "2 would be a guess"
+    gate.set()
+    assert await asking == 7
 
 
 async def test_a_number_that_can_t_be_counted_is_an_error_and_counted_again():

@@ -163,25 +163,24 @@ def test_a_lane_waits_for_none_that_can_not_be_read(client):
     assert client.main.started == {0: [1]}
 
 
-@pytest.mark.parametrize("call", ["poll", "serve"])
-def test_of_a_lane_that_can_not_be_read_is_told_though_others_have_messages(client, caplog, call):
+def test_of_a_lane_that_can_not_be_read_is_told_though_others_have_messages(client, caplog):
     """Nobody would hear of it: its error is raised only when the others have nothing."""
 
     def fails(*_):
         raise AccessDenied("Read is denied")
 
-    broken = client.retry if call == "poll" else client.main
-    setattr(broken, call, fails)
+    broken = client.retry
+    broken.poll = fails
     broken.start_over = lambda: None
     for lane in client._lanes:
         lane.consumer.hand_out = lambda: ["a message"]
     for _ in range(3):
-        assert client._round(1, 0.0, 1_000, client._lanes[:1] if call == "serve" else None)
+        assert client._round(1, 0.0, 1_000)
     told = [(one.levelname, one.queue, one.error) for one in caplog.records]
     assert told == [("WARNING", broken.name, "Read is denied")]
     assert client._telemetry.failures == [(broken.name, "receive")] * 3
     client._clock.sleep(lanes._WARN_EVERY_S)
-    assert client._round(1, 0.0, 1_000, client._lanes[:1] if call == "serve" else None)
+    assert client._round(1, 0.0, 1_000)
     assert len(caplog.records) == 2
 
 

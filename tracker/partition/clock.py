@@ -14,8 +14,8 @@ _TICK_TIMEOUT_S = 2.0
 """If a tick was not read back after this time, another one may be written."""
 _MAX_STANDSTILL_S = 1.0
 """If markers are read for this long and the partition's now stands still, a tick may be needed."""
-_TICK_LOST_S = 10.0
-"""If no marker was read for this long after a tick was written, it may have been cut away."""
+_LOST_AFTER_S = 10.0
+"""If no marker was read for this long, nor a tick written, those that are waited for may be cut away."""
 
 
 class PartitionClock:
@@ -84,19 +84,27 @@ class PartitionClock:
         if self._state.highest_clamped_ms:  # timestamps were limited: a tick tells which clock is wrong
             last = self._last_tick
             return max(tick_in_s, 0.0 if last is None else last.asked_at + _TICK_TIMEOUT_S - now)
-        awaits_ends = self._state.awaits_ends and not is_busy
-        next_due_ms = self._state.now_ms if awaits_ends else self._state.next_due_ms()
+        is_awaiting = self._state.awaits_ends and not is_busy
+        lost_in_s = max(self._lost_in_s(now), tick_in_s) if is_awaiting else float("inf")
+        next_due_ms = self._state.next_due_ms()
         if next_due_ms is None:
-            return float("inf")
+            return lost_in_s
         due_in_s = (next_due_ms - self._state.now_ms) / 1000 - (now - self._now_read_at)
         # Any number of markers with timestamps of a slow clock does not move the partition's now on.
         silent_from = min(self._marker_read_at, self._now_read_at + _MAX_STANDSTILL_S)
-        return max(due_in_s, silent_from + silence_s - now, tick_in_s)
+        return min(lost_in_s, max(due_in_s, silent_from + silence_s - now, tick_in_s))
 
     def has_lost_tick(self, now: float) -> bool:
         """True if the last tick was written long ago, and nothing was read since."""
+        return self._lost_in_s(now) <= 0
+
+    def has_read_since(self, at: float) -> bool:
+        """True if a marker was read after this time."""
+        return self._marker_read_at > at
+
+    def _lost_in_s(self, now: float) -> float:
         written_at = 0.0 if self._last_tick is None else self._last_tick.asked_at
-        return now - max(written_at, self._marker_read_at) > _TICK_LOST_S
+        return max(written_at, self._marker_read_at) + _LOST_AFTER_S - now
 
     def now_ms(self, now: float) -> int:
         """The partition's now, plus the time since a marker last moved it on."""

@@ -62,6 +62,7 @@ class OwnedPartition:
     reading           True while the markers consumer fetches the partition
     retry_at          the monotonic time before which no takeover begins
     catch_up_offset   markers offset of the last takeover's tick
+    is_held_back      True if an open transaction kept it from being read when it was written
     stored_offset     the safe offset that was stored last
     stored_end        the `taken_end` that was stored with it
     stored_position   the state's position when this offset was due
@@ -110,6 +111,7 @@ class OwnedPartition:
         self.retry_at = 0.0
         self.failures = 0
         self.catch_up_offset: int | None = None
+        self.is_held_back = False
         self.stored_offset: int | None = None
         self.stored_end: LogEnd | None = None
         self.stored_position: int | None = None
@@ -311,7 +313,8 @@ class OwnedPartition:
 
     def waits_in_vain(self, now: float) -> bool:
         """True if the tick up to which markers are to be read was cut away, as far as one can tell."""
-        return self.phase is TrackingPhase.CATCHING_UP and not self.unread and self.clock.has_lost_tick(now)
+        waits = self.phase is TrackingPhase.CATCHING_UP and not self.unread and not self.is_held_back
+        return waits and self.clock.has_lost_tick(now)
 
     def due(self, limit: int) -> list[Entry]:
         """Up to `limit` messages to redeliver now; they count as in redelivery from then on."""

@@ -15,7 +15,7 @@ _FRESH_S = 0.15
 """So long, in seconds, a request waits for the number if an earlier one is known; EmoDB's clients give up
 after 500 ms."""
 _MAX_COUNTS = 3
-"""Counts of one number that run at a time."""
+"""If so many counts of one number run, further ones are shared, whatever their limits."""
 
 
 class Estimate:
@@ -37,26 +37,29 @@ class Estimate:
     def change(self, by: int) -> None:
         """We have changed the number."""
         self._last = max(0, self._last + by)
+        if by < 0:  # of a number that was counted up to a limit, more may be left
+            self._known_up_to = max(-1, self._known_up_to + by)
 
     def become(self, number: int) -> None:
         self._last = number
 
     async def get(self, limit: int | None = None) -> int:
         """The number; `limit` as for Queue.size()."""
-        counting = self._shared(limit)
+        counted = self._to_count(limit)
+        counting = self._counting.get(counted)
         if counting is None:
-            counting = self._counting[limit] = asyncio.ensure_future(self._count(limit))
-            counting.add_done_callback(lambda done: self._keep(limit, done))
+            counting = self._counting[counted] = asyncio.ensure_future(self._count(counted))
+            counting.add_done_callback(lambda done: self._keep(counted, done))
         # Of a storage that is away nobody wants to hear the last number: another gateway may reach it.
         is_known = _bound(limit) <= self._known_up_to and not is_away()
         await asyncio.wait([counting], timeout=_FRESH_S if is_known else None)
         return counting.result() if counting.done() else self._last
 
-    def _shared(self, limit: int | None) -> asyncio.Future[int] | None:
-        """A count that runs: one with this limit, or any if many do, since limits are what clients like."""
+    def _to_count(self, limit: int | None) -> int | None:
+        """Up to what limit to count; if many counts run, share one that goes as far, or count all."""
         if limit in self._counting or len(self._counting) < _MAX_COUNTS:
-            return self._counting.get(limit)
-        return next(iter(self._counting.values()))
+            return limit
+        return next((one for one in self._counting if _bound(one) >= _bound(limit)), None)
 
     def _keep(self, limit: int | None, counting: asyncio.Future[int]) -> None:
         del self._counting[limit]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Unpack
@@ -250,7 +250,7 @@ class LanesConsumer(Closeable):
         """Take up to `room` messages of the lanes; waits `wait_s` at most for the first one.
 
         The lock is held. The start markers of all lanes are written at the same time. A lane that can't be
-        read holds up no other: its error is raised when the others have nothing, and logged in any case.
+        read holds up no other: its error is raised when the others have nothing, and else logged.
         Without a turn of its own the main lane is served all the same: only its consumer is a member of the
         group. Lanes that wait for higher ones are served, too, so that they are ready when their turn comes.
         """
@@ -258,7 +258,7 @@ class LanesConsumer(Closeable):
             return []
         lanes = lanes or self._lanes
         main, well = self._lanes[-1], [*lanes]
-        errors: list[KmqError] = []
+        errors: dict[_Lane, KmqError] = {}
         found: list[KafkaMessage] = []
         left = room
 
@@ -269,8 +269,7 @@ class LanesConsumer(Closeable):
                 except (Closed, Fenced):
                     raise
                 except KmqError as error:
-                    self._warn(lane, error)
-                    errors.append(error)
+                    errors[lane] = error
                     well.remove(lane)
                     lane.drop()
 
@@ -315,8 +314,10 @@ class LanesConsumer(Closeable):
             raise
         if not errors:
             self._gone_at = None
-        elif not found and not self._may_be_removed(errors, set(lanes) - set(well)):
-            raise errors[0]
+        elif not self._may_be_removed(errors):
+            if not found:
+                raise next(iter(errors.values()))
+            self._warn(errors)
         return found
 
     def _serve(self, lane: _Lane) -> None:
@@ -324,19 +325,20 @@ class LanesConsumer(Closeable):
             lane.consumer.serve()
         except (Closed, Fenced):
             raise
-        except KmqError as error:
-            self._warn(lane, error)  # its next poll raises it, too
+        except KmqError:
+            pass  # its next poll raises it, too
 
-    def _warn(self, lane: _Lane, error: KmqError) -> None:
-        """Tell that a lane can't be read: while others have messages, its error is not raised."""
-        name = lane.consumer.name
-        self._telemetry.failed(name, "receive")
-        if self._warnings.allows(name):
-            _log.warning("a lane can't be read", extra={"queue": name, "error": str(error)})
+    def _warn(self, errors: Mapping[_Lane, KmqError]) -> None:
+        """Tell which lanes can't be read: while others have messages, their errors are not raised."""
+        for lane, error in errors.items():
+            name = lane.consumer.name
+            self._telemetry.failed(name, "receive")
+            if self._warnings.allows(name):
+                _log.warning("a lane can't be read", extra={"queue": name, "error": str(error)})
 
-    def _may_be_removed(self, errors: Sequence[KmqError], broken: set[_Lane]) -> bool:
+    def _may_be_removed(self, errors: Mapping[_Lane, KmqError]) -> bool:
         """True if only topics of other lanes are missing, and not for long: the client notices that soon."""
-        if self._lanes[-1] in broken or not all(isinstance(one, TopicError) for one in errors):
+        if self._lanes[-1] in errors or not all(isinstance(one, TopicError) for one in errors.values()):
             return False
         now = self._clock.monotonic()
         self._gone_at = self._gone_at or now

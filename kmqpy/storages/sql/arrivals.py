@@ -133,7 +133,10 @@ class Notifier:
         with self._changed:
             if self._thread is None and not self._stopped:
                 thread = threading.Thread(target=self._run, name="kmqpy-sql-notifier", daemon=True)
-                thread.start()  # may fail; then the next call tries again
+                try:
+                    thread.start()
+                except RuntimeError:  # of a system without threads to give; takers look by themselves, too
+                    return
                 self._thread = thread
             self._untold_queues.add(generation)
             self._changed.notify()
