@@ -18,6 +18,7 @@ from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.cut_logs import cut_logs
 from tracker.partition import clock
+from tracker.partition.owned_partition import OwnedPartition
 from tracker.reading.markers_consumer import MarkersConsumer
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.tracker import Tracker
@@ -229,26 +230,27 @@ def test_r40_a_tracker_does_not_wait_for_its_end_markers_that_were_cut_away(
 ) -> None:
     scene = Scene(cluster, "ended", "/ended")
     place = TopicPartition("ended__markers", 0)
-    readers: list[MarkersConsumer] = []
+    reads: list[tuple[MarkersConsumer, OwnedPartition]] = []
     start, redeliver = MarkersConsumer.start, Redeliverer.redeliver
 
-    def start_noted(reader: MarkersConsumer, *part: Any) -> None:
-        readers.append(reader)
-        start(reader, *part)
+    def start_noted(reader: MarkersConsumer, part: OwnedPartition) -> None:
+        reads.append((reader, part))
+        start(reader, part)
 
     def cut_away_behind(*planned: Any) -> Any:
         monkeypatch.setattr(Redeliverer, "redeliver", redeliver)
-        readers[0].consumer.pause([place])  # and what librdkafka has fetched ahead is dropped
-        read_to, result = scene.state.position, redeliver(*planned)
+        reader, part = reads[0]
+        reader.consumer.pause([place])  # and what librdkafka has fetched ahead is dropped
+        read_to, result = part.state.position, redeliver(*planned)
         cut_logs(cluster, {("ended", 0): COUNT, (place.topic, 0): read_to})
-        readers[0].consumer.resume([place])
+        reader.consumer.resume([place])
         return result
 
     monkeypatch.setattr(MarkersConsumer, "start", start_noted)
     monkeypatch.setattr(Redeliverer, "redeliver", cut_away_behind)
     monkeypatch.setattr(clock, "_LOST_AFTER_S", 2.0)
-    tracker_of(scene)
     scene.queue.mark_all(Marker(0, number, Op.TAKE, 1) for number in range(COUNT))
+    tracker_of(scene)
     until(lambda: scene.value("redelivered") == 2 * COUNT, what=scene.tracker.problems)
     assert scene.queue.copies() == dict.fromkeys(scene.old, 2)
     scene.queue.__exit__()
