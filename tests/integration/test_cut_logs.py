@@ -206,6 +206,7 @@ def test_r40_a_tracker_whose_markers_are_cut_away_says_so(scenes) -> None:
     assert scene.value("lost_to_log_cuts") == 0
 
 
+@pytest.mark.breadth  # tests/unit/test_main_loop.py has it without a Kafka; so the next
 def test_r40_a_tracker_does_not_wait_for_a_tick_of_its_own_that_was_cut_away(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +226,7 @@ def test_r40_a_tracker_does_not_wait_for_a_tick_of_its_own_that_was_cut_away(
     scene.queue.__exit__()
 
 
+@pytest.mark.breadth
 def test_r40_a_tracker_does_not_wait_for_its_end_markers_that_were_cut_away(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

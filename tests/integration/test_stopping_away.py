@@ -37,7 +37,7 @@ def url(request, queue_name):
     ("url", "how"),
     [
         ("postgresql", Cut.BLACKHOLE),
-        ("mariadb", Cut.BLACKHOLE),
+        pytest.param("mariadb", Cut.BLACKHOLE, marks=pytest.mark.breadth),
         ("redis", Cut.BLACKHOLE),
         ("redis", Cut.REFUSE),
         ("zookeeper", Cut.BLACKHOLE),

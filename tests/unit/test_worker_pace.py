@@ -140,7 +140,7 @@ class TestPace:
         with Working(kind, queue, handler, breaker=AWAY, concurrency=4):
             until(lambda: len(handled) == 60)
 
-    @pytest.mark.parametrize("order", ["fifo", "group"])
+    @pytest.mark.parametrize("order", [pytest.param("fifo", marks=pytest.mark.breadth), "group"])
     def test_a_single_message_is_tried_again_soon(self, make_queue, kind, order):
         queue, tried, away = make_queue(order=order), [], True
         queue.send("x", group="g")
@@ -150,7 +150,7 @@ class TestPace:
             if away:
                 raise ConnectionError
 
-        breaker = Breaker(failures=1, pause=0.2, max_pause=2)
+        breaker = Breaker(failures=1, pause=0.05, max_pause=0.5)
         with Working(kind, queue, handler, breaker=breaker, backoff=Backoff(first=0)):
             until(lambda: len(tried) >= 4, timeout=15)
             away = False

@@ -161,7 +161,7 @@ class TestWhereTheServersAre:
         monkeypatch.delenv("KMQ_ROOT")
         kmq("queue", "list")
 
-    @pytest.mark.parametrize("silent", [True, False])
+    @pytest.mark.parametrize("silent", [True, pytest.param(False, marks=pytest.mark.breadth)])
     @pytest.mark.parametrize(
         "command",
         [

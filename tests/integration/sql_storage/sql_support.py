@@ -30,8 +30,11 @@ class Place:
         self.prefix = f"t{uuid4().hex[:12]}_"
         self.url = f"{url}?prefix={self.prefix}"
         self.names = Names(prefix=self.prefix)
+        # Else PyMySQL would load all certificates of the machine at each of these connections.
         self.application = sqlalchemy.create_engine(
-            DRIVERS[name] + url.removeprefix(name), poolclass=sqlalchemy.NullPool
+            DRIVERS[name] + url.removeprefix(name),
+            poolclass=sqlalchemy.NullPool,
+            connect_args={"ssl_disabled": True} if "pymysql" in DRIVERS[name] else {},
         )
 
     @contextmanager
