@@ -33,7 +33,7 @@ def start() -> Iterator[Callable[[str], Databases]]:
         yield cache(lambda name: started.enter_context(Databases(name)))
 
 
-# tests/unit has SQLite with a clock that stands still; what differs in the others' statements, sql_storage/ tests.
+# SQLite, tests/unit has with a clock that stands still; sql_storage/ has what differs in statements.
 _BREADTH = [pytest.param(name, marks=pytest.mark.breadth) for name in ("mariadb", "mysql", "sqlite")]
 
 
