@@ -18,6 +18,7 @@ from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.ended_letters import EndedLetters
 from kmqpy.kafka.log_ends import LogEnd
 from kmqpy.kafka.markers.log_cuts import NO_CUTS, Cut, LogCuts
+from kmqpy.kafka.partition_reader import KeptConsumers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
@@ -154,12 +155,9 @@ def _ask_commits(
     return {partition: commit for partition, commit in commits.items() if commit is not None}
 
 
-def log_ends(
-    connection: KafkaConnection, queue: QueueSettings, partitions: Iterable[int]
-) -> dict[int, LogEnd]:
+def log_ends(kept: KeptConsumers, queue: QueueSettings, partitions: Iterable[int]) -> dict[int, LogEnd]:
     """Return where the logs of the queue topic end; raises TopicError, Unavailable."""
-    with closing(_group_consumer(connection, queue)) as consumer:
-        return _ask_ends(consumer, connection, queue, partitions)
+    return _ask_ends(kept.ends.consumer, kept.connection, queue, partitions)
 
 
 def _ask_ends(

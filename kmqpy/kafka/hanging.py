@@ -24,6 +24,7 @@ from kmqpy.kafka.log_ends import LogEnds, TopicPlace
 from kmqpy.kafka.markers.claim_headers import CLAIM
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY
 from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.partition_reader import KeptConsumers
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Headers
@@ -204,21 +205,20 @@ def _behind(connection: KafkaConnection, places: list[TopicPlace]) -> dict[Topic
 
 
 def open_since_before(
-    connection: KafkaConnection, topic: str, stable: Mapping[int, int], before_ms: int
+    kept: KeptConsumers, topic: str, stable: Mapping[int, int], before_ms: int
 ) -> list[int]:
     """The partitions with a record at their last stable offset (`stable`) that is older than `before_ms`.
 
     That is the first record of an open transaction. Leaves out partitions whose end Kafka does not tell.
     """
-    with closing(LogEnds(connection)) as asks:
-        ends = _known(asks.each_of((topic, partition) for partition in stable))
+    ends = _known(kept.ends.each_of((topic, partition) for partition in stable))
     behind = {p: at for p, at in stable.items() if at < ends.get((topic, p), 0)}
-    found = _first_records(connection, topic, behind, connection.timeout_s) if behind else []
+    found = _first_records(kept, topic, behind, kept.connection.timeout_s) if behind else []
     return [record.partition() for record in found if record.timestamp()[1] < before_ms]
 
 
 def _first_records(
-    connection: KafkaConnection, topic: str, starts: Mapping[int, int], timeout_s: float
+    connection: KafkaConnection | KeptConsumers, topic: str, starts: Mapping[int, int], timeout_s: float
 ) -> list[Any]:
     """The first record of each partition from these offsets on, committed or not."""
     found: list[Any] = []

@@ -7,19 +7,28 @@ for a record after the control records (those of commits and aborts) with which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import kafka_errors, librdkafka
+from kmqpy.kafka.log_ends import LogEnds
 from kmqpy.kafka.settings import KafkaConnection
 
 _BATCH_RECORDS = 10_000
@@ -30,6 +39,8 @@ _FIRST_ASKS_S = (0.2, 1.3)
 """The time limits of a reader's first questions. Librdkafka may ask it on a connection that it is about to
 close (one in a hundred times, more under load), and repeats it by itself only 0.7 s later. After a
 second one that fails it is known whether Kafka refuses us."""
+_ASK_S = 1.0
+"""The time limit of a question for all partitions, before each is asked for by itself."""
 _MAX_READ_GAP = 1_000
 """read_at() skips a gap of more offsets than this between two wanted records; it reads a shorter gap."""
 
@@ -55,7 +66,7 @@ class ReadPosition:
 
 
 def bounds(
-    connection: KafkaConnection,
+    connection: KafkaConnection | KeptConsumers,
     topic: str,
     partitions: Iterable[int],
     timeout_s: float | None = None,
@@ -73,7 +84,7 @@ def bounds(
 
 
 def scan(
-    connection: KafkaConnection,
+    connection: KafkaConnection | KeptConsumers,
     topic: str,
     starts: Mapping[int, int],
     visit: Callable[[Any], None],
@@ -106,7 +117,7 @@ def scan(
 
 
 def scan_batches(
-    connection: KafkaConnection,
+    connection: KafkaConnection | KeptConsumers,
     topic: str,
     starts: Mapping[int, int],
     visit: Callable[[int, list[Any]], None],
@@ -117,7 +128,7 @@ def scan_batches(
 
 
 def scan_since(
-    connection: KafkaConnection,
+    connection: KafkaConnection | KeptConsumers,
     topic: str,
     times_ms: Mapping[int, int],
     visit: Callable[[int, list[Any]], bool],
@@ -133,7 +144,11 @@ def scan_since(
 
 
 def read_at(
-    connection: KafkaConnection, topic: str, places: Iterable[tuple[int, int]], *, clock: Clock = SYSTEM_CLOCK
+    connection: KafkaConnection | KeptConsumers,
+    topic: str,
+    places: Iterable[tuple[int, int]],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> dict[tuple[int, int], Any]:
     """The records with these (partition, offset), as far as they exist.
 
@@ -160,6 +175,42 @@ def read_at(
     return found
 
 
+class KeptConsumers(Closeable):
+    """Keeps what readers ask Kafka with, for the next one. For one thread at a time.
+
+    The functions of this module take it instead of a connection. Else each call has a consumer of its own,
+    with three connections to Kafka.
+    """
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self.connection = connection
+        self._kept = ExitStack()
+        self._idle: dict[bool, Consumer] = {}
+        self._ends: LogEnds | None = None
+
+    @property
+    def ends(self) -> LogEnds:
+        """Tells where logs end, open transactions included."""
+        if self._ends is None:
+            self._ends = self._kept.enter_context(closing(LogEnds(self.connection)))
+        return self._ends
+
+    def take(self, *, uncommitted: bool) -> Consumer | None:
+        """Return one that was given back, if there is one."""
+        return self._idle.pop(uncommitted, None)
+
+    def give_back(self, consumer: Consumer, *, uncommitted: bool) -> None:
+        """Keep a consumer that fetches nothing."""
+        self._idle[uncommitted] = consumer
+
+    def close(self) -> None:
+        """Release the connections."""
+        while self._idle:
+            self._idle.popitem()[1].close()
+        self._kept.close()
+        self._ends = None
+
+
 class RepeatedReader:
     """Reads parts of one topic many times over one connection. For one thread at a time."""
 
@@ -172,30 +223,21 @@ class RepeatedReader:
         timeout_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._new_reader = partial(_Reader, connection, topic, timeout_s, clock, uncommitted=uncommitted)
-        self._reader: _Reader | None = None
+        self._kept = KeptConsumers(connection)
+        self._new_reader = partial(_Reader, self._kept, topic, timeout_s, clock, uncommitted=uncommitted)
 
     def scan(
         self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]
     ) -> dict[int, ReadPosition]:
         """Like scan_batches(), but reads no more of a partition for which `visit` has returned True."""
-        if self._reader is None:
-            self._reader = self._new_reader()
-        reader, self._reader = self._reader, None  # after an error, the next scan() makes a new reader
-        with ExitStack() as after_error:
-            after_error.push(reader)
+        with self._new_reader() as reader:
             reached = reader.open(starts)
             reader.visit(reached, visit)
-            reader.stop_fetching()
-            after_error.pop_all()
-        self._reader = reader
         return reached
 
     def close(self) -> None:
         """Release the connection."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._kept.close()
 
 
 class _Reader(Closeable):
@@ -206,21 +248,24 @@ class _Reader(Closeable):
 
     def __init__(
         self,
-        connection: KafkaConnection,
+        connection: KafkaConnection | KeptConsumers,
         topic: str,
         timeout_s: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
         *,
         uncommitted: bool = False,
     ) -> None:
-        self._connection = connection
+        self._kept = connection if isinstance(connection, KeptConsumers) else None
+        self._connection = connection.connection if isinstance(connection, KeptConsumers) else connection
         self._topic = topic
-        self._timeout_s = connection.timeout_s if timeout_s is None else timeout_s
+        self._timeout_s = self._connection.timeout_s if timeout_s is None else timeout_s
         self._clock = clock
         self._unread: set[int] = set()
-        self._first_asks_s = iter(_FIRST_ASKS_S)
-        self._consumer: Consumer = librdkafka.new_consumer(
-            connection,
+        self._uncommitted = uncommitted
+        consumer = self._kept.take(uncommitted=uncommitted) if self._kept else None
+        self._first_asks_s = iter(_FIRST_ASKS_S if consumer is None else ())
+        self._consumer: Consumer = consumer or librdkafka.new_consumer(
+            self._connection,
             {
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,
@@ -230,14 +275,38 @@ class _Reader(Closeable):
             },
         )
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._kept is None or error is not None:
+            self.close()
+            return
+        self.stop_fetching()
+        self._kept.give_back(self._consumer, uncommitted=self._uncommitted)
+
     def close(self) -> None:
         """Release the connection."""
         self._consumer.close()
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First offset and last stable offset (or end of the log) of each partition."""
+        wanted = list(partitions)
+        found = self._bounds_at_once(wanted) if len(wanted) > 1 else {}
         with kafka_errors.translating(f"read {self._topic}", self._connection):
-            return {partition: self._bounds(partition) for partition in partitions}
+            return {partition: found.get(partition) or self._bounds(partition) for partition in wanted}
+
+    def _bounds_at_once(self, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Those that Kafka tells with two requests to each broker, whatever the others lack."""
+        found: list[dict[int, int]] = []
+        for where in (OFFSET_BEGINNING, OFFSET_END):  # as timestamps they stand for these offsets
+            places = [TopicPartition(self._topic, partition, where) for partition in partitions]
+            try:
+                told = self._consumer.offsets_for_times(places, timeout=next(self._first_asks_s, _ASK_S))
+            except KafkaException:
+                return {}
+            found.append({one.partition: one.offset for one in told if one.error is None and one.offset >= 0})
+        lows, ends = found
+        return {partition: (lows[partition], ends[partition]) for partition in lows.keys() & ends.keys()}
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         def ask(try_s: float) -> tuple[int, int]:
@@ -290,9 +359,9 @@ class _Reader(Closeable):
 
     def stop_fetching(self) -> None:
         """Fetch nothing until the next open()."""
-        places = self._consumer.assignment()
-        self._consumer.resume(places)  # a paused partition would still be paused after the next assign()
-        self._consumer.unassign()
+        if places := self._consumer.assignment():
+            self._consumer.resume(places)  # a paused partition would still be paused after the next assign()
+            self._consumer.unassign()
 
     def leave(self, partition: int) -> None:
         """Read no more of `partition`."""
@@ -345,7 +414,7 @@ class _Reader(Closeable):
             ended: set[int] = set()
             for record in fetched and fetched + self._consumer.consume(_BATCH_RECORDS, 0):
                 partition, offset = record.partition(), record.offset() or 0
-                if partition not in self._unread:
+                if partition not in self._unread or record.topic() != self._topic:
                     continue
                 place = reached[partition]
                 error = record.error()

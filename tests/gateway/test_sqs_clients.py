@@ -54,7 +54,7 @@ def test_tasks_of_celery_run_once_with_an_eta_and_again_when_their_process_was_k
                 assert done() - Counter({*done()}) == {"killed": 1, "poison": 2}
                 assert len(client(served).receive_message(QueueUrl=dead)["Messages"]) == 1
             except BaseException:
-                print((tmp_path / "log").read_text()[-3_000:])
+                print((tmp_path / "log").read_text()[-9_000:])
                 raise
             finally:
                 worker.terminate()
@@ -90,4 +90,4 @@ def test_aioboto3_sends_and_receives_at_a_time(environment):
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=100, check=False
         )
-    assert done.stdout.strip() == "30 []", done.stderr[-3_000:]
+    assert done.stdout.strip() == "30 []", done.stderr[-9_000:]

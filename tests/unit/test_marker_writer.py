@@ -93,14 +93,13 @@ class TinyProducer:
         if not self.answers.wait(timeout):
             return
         with self.lock:
+            leaderless, refused = self.leaderless, self.refused  # tests change them meanwhile
             served, self.queue = self.queue, []
-            self.queue = [one for one in served if one[0].partition() in self.leaderless]
+            self.queue = [one for one in served if one[0].partition() in leaderless]
             for record, report in served:
-                if record.partition() in self.refused:
+                if record.partition() in refused:
                     report(KafkaError(KafkaError._MSG_TIMED_OUT), record)
-                elif record.partition() not in self.leaderless and not (
-                    self.only_errors and self.error is None
-                ):
+                elif record.partition() not in leaderless and not (self.only_errors and self.error is None):
                     report(self.error, record)
 
     def flush(self, timeout):

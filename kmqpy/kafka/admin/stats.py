@@ -30,7 +30,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
 from kmqpy.kafka.message_headers import is_dead_letter_of, redelivery_count
-from kmqpy.kafka.partition_reader import ReadPosition
+from kmqpy.kafka.partition_reader import KeptConsumers, ReadPosition
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
@@ -215,7 +215,7 @@ class _MarkersOfQueue:
 
     def __init__(
         self,
-        connection: KafkaConnection,
+        kept: KeptConsumers,
         queue: QueueSettings,
         there: QueueTopics,
         stored: Mapping[int, StoredOffset],
@@ -228,11 +228,11 @@ class _MarkersOfQueue:
         self.starts: dict[int, int] = {}
         self.touched = {partition: OffsetRuns() for partition in range(there.queue.partitions)}
         self._wants_touched, self._wants_states = not states_only, not touched_only
-        self._connection = connection
+        self._kept = kept
         self._queue = queue
         self._ends: dict[int, QueueEnd] = {}
         starts: dict[int, int] = {}
-        bounds = partition_reader.bounds(connection, there.markers.name, self.touched)
+        bounds = partition_reader.bounds(kept, there.markers.name, self.touched)
         for partition in self.touched:
             safe = stored.get(partition)
             if safe is not None and safe.markers_id != there.markers.topic_id:
@@ -264,7 +264,7 @@ class _MarkersOfQueue:
             )
             if safe is not None:
                 self.states[partition].restore(safe.in_flight)
-        partition_reader.scan_batches(connection, there.markers.name, starts, self._read)
+        partition_reader.scan_batches(kept, there.markers.name, starts, self._read)
         for partition, state in self.states.items():
             self._finish(partition, state, commits.get(partition, _NO_COMMIT))
 
@@ -287,7 +287,7 @@ class _MarkersOfQueue:
         if not self._ends:
             # Asked for only after the end of the markers is known: each marker before that end names messages
             # below this end of the queue topic, or messages that never were (rule R22 of docs/rules.md).
-            ends = log_ends(self._connection, self._queue, self.states)
+            ends = log_ends(self._kept, self._queue, self.states)
             self._ends = {one: QueueEnd(end.offset, INT64_MAX, end.epoch) for one, end in ends.items()}
         touched = self.touched[partition] if self._wants_touched else None
         replay_markers(self.states[partition], partition, records, self._ends[partition], touched)
@@ -320,13 +320,14 @@ def queue_stats(
     Raises QueueNotFound, TopicError, Unavailable.
     """
     topics = topics or Topics(connection)
-    return QueueStats.of_lanes(
-        [_lane_stats(connection, lane, *tracked(lane), topics, clock) for lane in queue.lanes()]
-    )
+    with KeptConsumers(connection) as kept:
+        return QueueStats.of_lanes(
+            [_lane_stats(kept, lane, *tracked(lane), topics, clock) for lane in queue.lanes()]
+        )
 
 
 def _lane_stats(
-    connection: KafkaConnection,
+    kept: KeptConsumers,
     queue: QueueSettings,
     owners: Mapping[int, str],
     stored: Mapping[int, StoredOffset],
@@ -335,11 +336,11 @@ def _lane_stats(
 ) -> QueueStats:
     """Count the messages of one lane; dead letters are counted with the main lane."""
     there = topics.check(queue)
-    commits = commits_in_log(connection, queue, range(there.partitions), there.ids)
-    read = _MarkersOfQueue(connection, queue, there, stored, commits)
+    commits = commits_in_log(kept.connection, queue, range(there.partitions), there.ids)
+    read = _MarkersOfQueue(kept, queue, there, stored, commits)
     now_ms = clock.wall_ms()
-    waiting = _count(connection, queue.name, read.starts, read.touched, now_ms)
-    dead = _dead_letters(connection, topics, queue, there, now_ms) if queue.lane_of is None else {}
+    waiting = _count(kept, queue.name, read.starts, read.touched, now_ms)
+    dead = _dead_letters(kept, topics, queue, there, now_ms) if queue.lane_of is None else {}
     parts = []
     for partition, state in read.states.items():
         states, overdue = state.count(max(now_ms, state.now_ms))
@@ -377,24 +378,25 @@ def in_flight(
     None instead of a limit returns all. Raises QueueNotFound, TopicError, Unavailable.
     """
     topics = topics or Topics(connection)
-    found = (_lane_in_flight(connection, lane, tracked(lane)[1], topics, limit) for lane in queue.lanes())
+    with KeptConsumers(connection) as kept:
+        found = [_lane_in_flight(kept, lane, tracked(lane)[1], topics, limit) for lane in queue.lanes()]
     return list(itertools.islice(heapq.merge(*found, key=lambda one: one.since_ms), limit))
 
 
 def _lane_in_flight(
-    connection: KafkaConnection,
+    kept: KeptConsumers,
     queue: QueueSettings,
     stored: Mapping[int, StoredOffset],
     topics: Topics,
     limit: int | None,
 ) -> list[InFlightMessage]:
     there = topics.check(queue)
-    states = _states(connection, queue, there, stored)
+    states = _states(kept, queue, there, stored)
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
     listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
     places = [(p, offset_of(entry.offset)) for p, entry in listed]
-    records = partition_reader.read_at(connection, queue.name, places)
+    records = partition_reader.read_at(kept, queue.name, places)
     return [
         _in_flight_message(queue, there.queue.topic_id, p, entry, records.get(place))
         for place, (p, entry) in zip(places, listed, strict=True)
@@ -411,18 +413,19 @@ def waiting_records(
     """
     there = Topics(connection).check(queue)
     commits = commits_in_log(connection, queue, range(there.partitions), there.ids)
-    read = _MarkersOfQueue(connection, queue, there, {}, commits, touched_only=True)
-    touched = read.touched
     found: list[Any] = []
 
     def visit(record: Any) -> None:
         if record.offset() not in touched[record.partition()]:
             found.append(record)
 
-    for partition in touched:
-        start = touched[partition].first_missing(read.starts[partition])
-        passed = touched[partition].count_from(start)
-        partition_reader.scan(connection, queue.name, {partition: start}, visit, limit=passed + limit)
+    with KeptConsumers(connection) as kept:
+        read = _MarkersOfQueue(kept, queue, there, {}, commits, touched_only=True)
+        touched = read.touched
+        for partition in touched:
+            start = touched[partition].first_missing(read.starts[partition])
+            passed = touched[partition].count_from(start)
+            partition_reader.scan(kept, queue.name, {partition: start}, visit, limit=passed + limit)
     oldest = sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
     return oldest, {partition: commit.cuts for partition, commit in commits.items()}
 
@@ -435,18 +438,19 @@ def open_entries(
 ) -> dict[int, InFlight]:
     """The in-flight state of each partition of a lane; raises QueueNotFound, TopicError, Unavailable."""
     there = (topics or Topics(connection)).check(queue)
-    return _states(connection, queue, there, stored or {})
+    with KeptConsumers(connection) as kept:
+        return _states(kept, queue, there, stored or {})
 
 
 def _states(
-    connection: KafkaConnection, queue: QueueSettings, there: QueueTopics, stored: Mapping[int, StoredOffset]
+    kept: KeptConsumers, queue: QueueSettings, there: QueueTopics, stored: Mapping[int, StoredOffset]
 ) -> dict[int, InFlight]:
-    commits = commits_in_log(connection, queue, range(there.partitions), there.ids)  # they may name cuts
-    return _MarkersOfQueue(connection, queue, there, stored, commits, states_only=True).states
+    commits = commits_in_log(kept.connection, queue, range(there.partitions), there.ids)  # they may name cuts
+    return _MarkersOfQueue(kept, queue, there, stored, commits, states_only=True).states
 
 
 def _count(
-    connection: KafkaConnection,
+    kept: KeptConsumers,
     topic: str,
     starts: Mapping[int, int],
     excluded: Mapping[int, OffsetRuns],
@@ -470,7 +474,7 @@ def _count(
 
     def count_each(begins: Mapping[int, int], *, uncommitted: bool = False) -> dict[int, ReadPosition]:
         reached = partition_reader.scan(
-            connection, topic, begins, visit, limit=COUNT_LIMIT, uncommitted=uncommitted
+            kept, topic, begins, visit, limit=COUNT_LIMIT, uncommitted=uncommitted
         )
         for partition, place in reached.items():
             if not place.done:
@@ -483,7 +487,7 @@ def _count(
         return reached
 
     stable = {partition: place.end for partition, place in count_each(starts).items()}
-    old = hanging.open_since_before(connection, topic, stable, now_ms - _HELD_BACK_MS)
+    old = hanging.open_since_before(kept, topic, stable, now_ms - _HELD_BACK_MS)
     held_back = {partition: max(stable[partition], starts[partition]) for partition in old}
     if held_back:
         count_each(held_back, uncommitted=True)
@@ -493,7 +497,7 @@ def _count(
 
 
 def _dead_letters(
-    connection: KafkaConnection, topics: Topics, queue: QueueSettings, there: QueueTopics, now_ms: int
+    kept: KeptConsumers, topics: Topics, queue: QueueSettings, there: QueueTopics, now_ms: int
 ) -> dict[int, _RecordCount]:
     """Count the queue's dead letters by partition, without those that have an end marker."""
     if there.dead_letters is None:
@@ -512,10 +516,10 @@ def _dead_letters(
     info = topics.describe([dead.markers_topic]).get(dead.markers_topic)
     if info is not None:
         read = {p: 0 for p in partitions if p < info.partitions}
-        partition_reader.scan(connection, dead.markers_topic, read, visit)
-    add_cuts_of_letters(connection, dead, ended)
+        partition_reader.scan(kept, dead.markers_topic, read, visit)
+    add_cuts_of_letters(kept.connection, dead, ended)
     return _count(
-        connection,
+        kept,
         dead.name,
         dict.fromkeys(partitions, 0),
         {partition: letters.offsets() for partition, letters in ended.items()},
