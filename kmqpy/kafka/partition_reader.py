@@ -40,7 +40,7 @@ _FIRST_ASKS_S = (0.2, 1.3)
 close (one in a hundred times, more under load), and repeats it by itself only 0.7 s later. After a
 second one that fails it is known whether Kafka refuses us."""
 _ASK_S = 1.0
-"""The time limit of a question for all partitions, before each is asked for by itself."""
+"""The most seconds of a question for all partitions, before each is asked for by itself."""
 _MAX_READ_GAP = 1_000
 """read_at() skips a gap of more offsets than this between two wanted records; it reads a shorter gap."""
 
@@ -201,13 +201,16 @@ class KeptConsumers(Closeable):
 
     def give_back(self, consumer: Consumer, *, uncommitted: bool) -> None:
         """Keep a consumer that fetches nothing."""
-        self._idle[uncommitted] = consumer
+        if uncommitted in self._idle:  # two were in use at the same time
+            consumer.close()
+        else:
+            self._idle[uncommitted] = consumer
 
     def close(self) -> None:
         """Release the connections."""
-        while self._idle:
-            self._idle.popitem()[1].close()
-        self._kept.close()
+        with self._kept:  # whatever one of them raises
+            while self._idle:
+                self._kept.callback(self._idle.popitem()[1].close)
         self._ends = None
 
 
@@ -263,7 +266,7 @@ class _Reader(Closeable):
         self._unread: set[int] = set()
         self._uncommitted = uncommitted
         consumer = self._kept.take(uncommitted=uncommitted) if self._kept else None
-        self._first_asks_s = iter(_FIRST_ASKS_S if consumer is None else ())
+        self._first_asks_s = iter(_FIRST_ASKS_S if consumer is None else _FIRST_ASKS_S[1:])
         self._consumer: Consumer = consumer or librdkafka.new_consumer(
             self._connection,
             {
@@ -281,8 +284,14 @@ class _Reader(Closeable):
         if self._kept is None or error is not None:
             self.close()
             return
-        self.stop_fetching()
-        self._kept.give_back(self._consumer, uncommitted=self._uncommitted)
+        try:
+            self.stop_fetching()
+        except BaseException as unusable:
+            self.close()
+            if not isinstance(unusable, KafkaException):
+                raise
+        else:
+            self._kept.give_back(self._consumer, uncommitted=self._uncommitted)
 
     def close(self) -> None:
         """Release the connection."""
@@ -290,18 +299,20 @@ class _Reader(Closeable):
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First offset and last stable offset (or end of the log) of each partition."""
-        wanted = list(partitions)
-        found = self._bounds_at_once(wanted) if len(wanted) > 1 else {}
+        first, others = (wanted := list(partitions))[:1], wanted[1:]
         with kafka_errors.translating(f"read {self._topic}", self._connection):
-            return {partition: found.get(partition) or self._bounds(partition) for partition in wanted}
+            # The first one shows whether Kafka can be reached, and lets us in.
+            found = {partition: self._bounds(partition) for partition in first}
+            told = self._bounds_at_once(others) if len(others) > 1 else {}
+            return found | {partition: told.get(partition) or self._bounds(partition) for partition in others}
 
     def _bounds_at_once(self, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Those that Kafka tells with two requests to each broker, whatever the others lack."""
+        """All of them by two requests to each broker; none or a part if one can't be had."""
         found: list[dict[int, int]] = []
         for where in (OFFSET_BEGINNING, OFFSET_END):  # as timestamps they stand for these offsets
             places = [TopicPartition(self._topic, partition, where) for partition in partitions]
             try:
-                told = self._consumer.offsets_for_times(places, timeout=next(self._first_asks_s, _ASK_S))
+                told = self._consumer.offsets_for_times(places, timeout=min(_ASK_S, self._timeout_s))
             except KafkaException:
                 return {}
             found.append({one.partition: one.offset for one in told if one.error is None and one.offset >= 0})
@@ -360,8 +371,8 @@ class _Reader(Closeable):
     def stop_fetching(self) -> None:
         """Fetch nothing until the next open()."""
         if places := self._consumer.assignment():
-            self._consumer.resume(places)  # a paused partition would still be paused after the next assign()
             self._consumer.unassign()
+            self._consumer.resume(places)  # a paused partition would still be paused after the next assign()
 
     def leave(self, partition: int) -> None:
         """Read no more of `partition`."""

@@ -137,7 +137,7 @@ def take(queue: Queue, number: int = 1, **arguments: Any) -> list[Message]:
     deadline = SYSTEM_CLOCK.monotonic() + PATIENCE_S
     while len(found) < number:
         assert SYSTEM_CLOCK.monotonic() < deadline, f"{len(found)} of {number} messages came"
-        found += queue.receive(number - len(found), **{"wait": 0.2, **arguments})
+        found += queue.receive(number - len(found), **{"wait": 1.0, **arguments})
     return found
 
 
