@@ -93,6 +93,7 @@ _shared = contextlib.ExitStack()
 def pytest_configure(config: pytest.Config) -> None:
     """With several workers (pytest -n), start the servers here; the workers find them by the variable."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ.setdefault("KMQ_TEST_DATABASES", "docker" if _docker_answers() else "embedded")
         servers = _shared.enter_context(_servers())
         os.environ[_CHOICE] = f"{servers.bootstrap};{servers.zookeeper}"
 

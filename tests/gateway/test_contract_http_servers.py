@@ -17,7 +17,7 @@ _ALWAYS = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = () if metafunc.function in _ALWAYS else pytest.mark.breadth
-    kinds = [pytest.param(kind, marks=marks) for kind in ("postgresql", "kafka")]
+    kinds = [pytest.param("postgresql", marks=marks), pytest.param("kafka", marks=pytest.mark.breadth)]
     metafunc.definition.add_marker(pytest.mark.parametrize("served", kinds, indirect=True))
 
 

@@ -23,9 +23,11 @@ COUNT = 20
 AT = 12
 FORMAT, LENGTH, OFFSET = 16, 8, 1
 """Where these stand in a batch. The checksum covers none of them."""
-HARMED: dict[str, int | None] = {"bits": None, "format": FORMAT}
+HARMED: dict[str, int | None] = {"bits": None}
+ZEROS: tuple[str, ...] = ()
 if "KMQ_TEST_ALL" in os.environ:
-    HARMED |= {"length": LENGTH, "offset": OFFSET}
+    HARMED |= {"format": FORMAT, "length": LENGTH, "offset": OFFSET}
+    ZEROS = ("zeros",)
 MARKERS = {"markers": None, "lies": OFFSET}
 
 
@@ -40,7 +42,7 @@ class Scene:
     def __init__(self, cluster: Cluster) -> None:
         where = KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
         self.broker = cluster.broker()
-        names, lease_ms = (*HARMED, *MARKERS, "zeros"), 600_000
+        names, lease_ms = (*HARMED, *MARKERS, *ZEROS), 600_000
         self.queues = {name: LiveQueue(*where, name, 2, root="/kmq", lease_ms=lease_ms) for name in names}
         for queue in self.queues.values():
             for partition in (0, 1):
@@ -52,7 +54,7 @@ class Scene:
         self.broker.stop()
         self.undo = [damage(log_folder(cluster, name), AT, at) for name, at in HARMED.items()]
         self.undo += [damage(log_folder(cluster, f"{name}__markers"), AT, at) for name, at in MARKERS.items()]
-        self.undo.append(damage(log_folder(cluster, "zeros"), AT, zeros=True))
+        self.undo += [damage(log_folder(cluster, name), AT, zeros=True) for name in ZEROS]
         self.broker.start(180)
 
     def mend(self) -> None:

@@ -45,8 +45,8 @@ PAGES_MADE_AGAIN = (2394, 2832, 4464)
 @pytest.mark.parametrize(
     "seed",
     [
-        *range(30),
-        *(pytest.param(seed, marks=pytest.mark.breadth) for seed in range(30, 60)),
+        *range(15),
+        *(pytest.param(seed, marks=pytest.mark.breadth) for seed in range(15, 60)),
         *PAGES_MADE_AGAIN,
     ],
 )
