@@ -8,9 +8,9 @@ DOCS_READY := $(VENV)-docs/.ready
 RELEASE_READY := $(VENV)-release/.ready
 COMPILED := $(VENV)/.compiled
 ARGS ?=
-# More than cores, since tests wait; six leave two cores idle for 8 % of the time. With breadth, which computes more,
+# More than cores, since tests wait; six leave two cores idle for 15 % of the time. With breadth, which computes more,
 # seven took longer than five.
-WORKERS ?= $(if $(KMQ_TEST_ALL),5,6)
+WORKERS ?= $(if $(KMQ_TEST_ALL),5,7)
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash

@@ -299,12 +299,12 @@ class _Reader(Closeable):
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First offset and last stable offset (or end of the log) of each partition."""
-        first, others = (wanted := list(partitions))[:1], wanted[1:]
+        wanted, told = list(partitions), {}
         with kafka_errors.translating(f"read {self._topic}", self._connection):
-            # The first one shows whether Kafka can be reached, and lets us in.
-            found = {partition: self._bounds(partition) for partition in first}
-            told = self._bounds_at_once(others) if len(others) > 1 else {}
-            return found | {partition: told.get(partition) or self._bounds(partition) for partition in others}
+            if len(wanted) > 2:
+                told[wanted[0]] = self._bounds(wanted[0])  # it shows whether Kafka answers, and lets us in
+                told |= self._bounds_at_once(wanted[1:])
+            return {partition: told.get(partition) or self._bounds(partition) for partition in wanted}
 
     def _bounds_at_once(self, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         """All of them by two requests to each broker; none or a part if one can't be had."""
