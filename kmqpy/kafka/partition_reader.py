@@ -8,7 +8,7 @@ for a record after the control records (those of commits and aborts) with which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -266,7 +266,7 @@ class _Reader(Closeable):
         self._unread: set[int] = set()
         self._uncommitted = uncommitted
         consumer = self._kept.take(uncommitted=uncommitted) if self._kept else None
-        self._first_asks_s = iter(_FIRST_ASKS_S if consumer is None else _FIRST_ASKS_S[1:])
+        self._first_asks_s = iter(_FIRST_ASKS_S if consumer is None else ())
         self._consumer: Consumer = consumer or librdkafka.new_consumer(
             self._connection,
             {
@@ -287,7 +287,8 @@ class _Reader(Closeable):
         try:
             self.stop_fetching()
         except BaseException as unusable:
-            self.close()
+            with suppress(KafkaException):
+                self.close()
             if not isinstance(unusable, KafkaException):
                 raise
         else:

@@ -13,7 +13,7 @@ from kmqpy.dev import Databases
 from kmqpy.queue import storage_for
 from kmqpy.storages.stored_storage import StoredStorage
 from kmqpy.testing.contract import *  # noqa: F403
-from kmqpy.testing.contract import Target
+from kmqpy.testing.contract import Target, at_most_once, counting, leases
 
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql", "mysql": "mysql+pymysql"}
 _LIST = {
@@ -33,11 +33,30 @@ def start() -> Iterator[Callable[[str], Databases]]:
         yield cache(lambda name: started.enter_context(Databases(name)))
 
 
-# SQLite, tests/unit has with a clock that stands still; sql_storage/ has what differs in statements.
-_BREADTH = [pytest.param(name, marks=pytest.mark.breadth) for name in ("mariadb", "mysql", "sqlite")]
+_OWN_STATEMENTS = (
+    at_most_once.test_at_most_once_puts_back_what_is_given_back,
+    at_most_once.test_at_most_once_puts_back_in_order,
+    counting.test_dead_letters_are_redriven_as_new,
+    counting.test_release_all_gives_back_what_is_in_flight_uncounted,
+    leases.test_a_nack_with_a_delay_is_redelivered_after_it,
+    leases.test_a_requeued_message_goes_to_the_back,
+    leases.test_a_requeued_message_goes_to_its_place_at_the_front,
+)
+"""What MariaDB has statements of its own for that sql_storage/ does not test."""
 
 
-@pytest.fixture(params=["postgresql", *_BREADTH])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    breadth = ["sqlite", "mysql"]  # tests/unit has SQLite with a clock that stands still
+    if metafunc.function not in _OWN_STATEMENTS:
+        breadth.append("mariadb")
+    kinds = [
+        pytest.param(name, marks=pytest.mark.breadth if name in breadth else ())
+        for name in ("postgresql", "mariadb", "mysql", "sqlite")
+    ]
+    metafunc.parametrize("kmq_target", kinds, indirect=True)
+
+
+@pytest.fixture
 def kmq_target(request: pytest.FixtureRequest) -> Target:
     name = request.param
     if name == "sqlite":

@@ -23,10 +23,10 @@ COUNT = 20
 AT = 12
 FORMAT, LENGTH, OFFSET = 16, 8, 1
 """Where these stand in a batch. The checksum covers none of them."""
-HARMED: dict[str, int | None] = {"bits": None}
+HARMED: dict[str, int | None] = {"bits": None, "format": FORMAT}
 ZEROS: tuple[str, ...] = ()
 if "KMQ_TEST_ALL" in os.environ:
-    HARMED |= {"format": FORMAT, "length": LENGTH, "offset": OFFSET}
+    HARMED |= {"length": LENGTH, "offset": OFFSET}
     ZEROS = ("zeros",)
 MARKERS = {"markers": None, "lies": OFFSET}
 

@@ -22,7 +22,7 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
     sent = [str(number) for number in range(MANY)]
     queue.send(*sent)
     # Small transactions, so that there are many moments to be killed in.
-    trackers = [queue.tracker_process(**{"max-batch-messages": 25}) for _ in range(3)]
+    trackers = [queue.tracker_process(**{"max-batch-messages": 10}) for _ in range(3)]
     until(lambda: any(tracker.value("owned_partitions") for tracker in trackers))
     queue.mark_all(codec.ranges(0, Op.TAKE, range(MANY), redeliver_after_ms=1))
 

@@ -49,8 +49,12 @@ def counted(counts, settings):
     )
 
 
+_CHOSEN = {0, 2, 6, 8, 12, 20, 28, 32, 38, 40, 48, 50, 52, 54}
+"""These have all kinds of settings among them."""
+
+
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.breadth] if seed % 4 else []) for seed in range(55)]
+    "seed", [pytest.param(seed, marks=() if seed in _CHOSEN else pytest.mark.breadth) for seed in range(55)]
 )
 def test_sqlite_does_what_memory_does(seed, tmp_path, monkeypatch):
     """`known` gives the memory engine's id for each of ours."""
