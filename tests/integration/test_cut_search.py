@@ -1,13 +1,16 @@
 """Whether a log was cut back, and where: on a broker whose logs are cut."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev import Cluster
 from kmqpy.errors import TopicError, Unavailable
+from kmqpy.kafka import partition_reader
 from kmqpy.kafka.cut_search import find_cut
 from kmqpy.kafka.markers.log_cuts import Cut
 from kmqpy.kafka.settings import KafkaConnection
@@ -56,6 +59,11 @@ def in_transaction(cluster: Cluster, partition: int, count: int) -> None:
     for _ in range(count):
         producer.produce(TOPIC, b"one", partition=partition)
     producer.commit_transaction(20)
+    # Kafka writes the record that ends it a little later.
+    bounds = partial(
+        partition_reader.bounds, KafkaConnection(bootstrap=cluster.bootstrap), TOPIC, [partition]
+    )
+    assert wait_until(lambda: bounds() == bounds(uncommitted=True), 20)
 
 
 @pytest.mark.parametrize("known", [6, 7, 8, 9, 100])
